@@ -1,0 +1,1 @@
+"""cgdnn: train convolutional networks on multicore CPUs from Caffe's network descriptions."""
