@@ -1,0 +1,358 @@
+"""What a layer is, and the steps that it answers with.
+
+A layer knows shapes and kernels. It answers four questions: which shapes its tops have
+(`infer_shapes`), which parameters it learns (`parameters`), and of which steps its three passes
+consist (`forward`, `backward_data`, `backward_weights`). A step is one kernel laid over an axis
+that may be cut; how it is cut, which thread runs it and where its arrays lie is the plan's
+business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, ClassVar, Literal
+
+from cgdnn.errors import CgdnnError, DescriptionError
+from cgdnn.kernels._jit import Kernel
+from cgdnn.netdef.graph import Node
+from cgdnn.proto.cgdnn_pb2 import FillerParameter
+
+Shape = tuple[int, ...]
+Mode = Literal["read", "write", "update"]
+
+
+@dataclass(eq=False)
+class Buffer:
+    """A piece of memory that the plan places: a blob, a diff, a parameter, a layer's state.
+
+    Attributes
+    ----------
+    name : str
+        For dumps and messages, such as ``conv1.diff``.
+    shape : tuple of int
+        Of a partial buffer: the shape of one partial; the plan puts the count of pieces before it.
+    dtype : str
+        "real" (the net's type), "int32", "int64", "uint8".
+    kind : str
+        "data", "diff", "param", "param_diff", "history", "state" (kept from forward to backward),
+        "partial" (one row for each piece of the step that writes it), "scratch" (one copy for each
+        worker, content not kept), "temporary" (not kept after the step that reads it).
+    """
+
+    name: str
+    shape: Shape
+    dtype: str = "real"
+    kind: str = "data"
+    rows: int = 0  # of a partial: set by the plan when it cuts the step that writes it
+    alias: Buffer | None = None  # the buffer whose memory this one is (another shape of it)
+
+    @property
+    def size(self) -> int:
+        """Number of elements (of one row, where the buffer is partial)."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """An array argument of a step: a buffer, how it is used, and which part a piece touches.
+
+    `part` is "cut" (axis 0 of `shape` is cut with the step: a piece touches only its range),
+    "whole", or "row" (row number `piece` of a partial). The kernel always receives the whole
+    array; `part` is what the dependencies are computed from, so it must not promise too little.
+    """
+
+    buffer: Buffer
+    mode: Mode
+    part: Literal["cut", "whole", "row"]
+    shape: Shape | None = None  # the view that the kernel gets; None: the buffer's own shape
+
+
+def read(buffer: Buffer, shape: Shape | None = None) -> Use:
+    """Read only the piece's own range of axis 0."""
+    return Use(buffer, "read", "cut", shape)
+
+
+def read_all(buffer: Buffer, shape: Shape | None = None) -> Use:
+    """Read any part of the array."""
+    return Use(buffer, "read", "whole", shape)
+
+
+def write(buffer: Buffer, shape: Shape | None = None) -> Use:
+    """Overwrite the piece's own range of axis 0, all of it, without reading it."""
+    return Use(buffer, "write", "cut", shape)
+
+
+def write_all(buffer: Buffer, shape: Shape | None = None) -> Use:
+    """Overwrite the whole array (only for a step that is not cut)."""
+    return Use(buffer, "write", "whole", shape)
+
+
+def update(buffer: Buffer, shape: Shape | None = None) -> Use:
+    """Read and write the piece's own range of axis 0."""
+    return Use(buffer, "update", "cut", shape)
+
+
+def update_all(buffer: Buffer, shape: Shape | None = None) -> Use:
+    """Read and write the whole array (only for a step that is not cut)."""
+    return Use(buffer, "update", "whole", shape)
+
+
+def row(buffer: Buffer) -> Use:
+    """Overwrite row number `piece` of a partial buffer; the kernel gets (rows, *shape)."""
+    return Use(buffer, "write", "row")
+
+
+def rows(buffer: Buffer) -> Use:
+    """Read all rows of a partial buffer; the kernel gets (rows, *shape)."""
+    return Use(buffer, "read", "whole")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A number that the plan or the run fills in.
+
+    ``begin``, ``end``: the piece's half-open range; ``piece``: its number; ``counter``: the number
+    of the forward pass, for random numbers; ``accumulate``: 1.0 where the parameter diff `of`
+    must be added to, 0.0 where it must be overwritten; any other name: a value of the solver.
+    """
+
+    name: str
+    of: Buffer | None = None
+
+
+BEGIN, END, PIECE, COUNTER = Slot("begin"), Slot("end"), Slot("piece"), Slot("counter")
+
+Argument = Use | Slot | int | float
+
+
+@dataclass(eq=False)
+class Step:
+    """One kernel laid over an axis of `extent` units, as a list of arguments.
+
+    Attributes
+    ----------
+    kernel : Kernel or callable
+        A compiled kernel, or a Python function that gets the arrays (as NumPy views) and numbers;
+        such a step runs as one task that takes the GIL.
+    arguments : list
+        One for each kernel argument: a `Use`, a `Slot`, an int or a float.
+    extent : int
+        Length of the axis that may be cut; 1 for a step that must stay whole.
+    cost : float
+        Estimated nanoseconds a unit on one core; decides how many pieces there are.
+    explain : callable, optional
+        Turns a non-zero status of the kernel into the error that the user sees.
+    """
+
+    kernel: Kernel | Callable[..., None]
+    arguments: Sequence[Argument]
+    extent: int = 1
+    cost: float = 1e3
+    explain: Callable[[int], CgdnnError] | None = None
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter that a layer learns: its shape and the filler that starts it (None: zeros)."""
+
+    shape: Shape
+    filler: FillerParameter | None = None
+
+
+@dataclass(eq=False)
+class Operands:
+    """The buffers that one layer works on, given to its passes by the plan.
+
+    Attributes
+    ----------
+    bottom, top, bottom_diff, top_diff : list of Buffer
+        In the layouts that the chosen candidate asked for.
+    param, param_diff : list of Buffer
+    propagate : list of bool
+        For each bottom, whether its diff is wanted.
+    learn : list of bool
+        For each parameter, whether its diff is wanted.
+    key : int
+        The key of this layer's random numbers (from the seed and the layer's name).
+    """
+
+    bottom: list[Buffer]
+    top: list[Buffer]
+    bottom_diff: list[Buffer]
+    top_diff: list[Buffer]
+    param: list[Buffer]
+    param_diff: list[Buffer]
+    propagate: list[bool]
+    learn: list[bool]
+    key: int
+    _states: dict[str, Buffer] = field(default_factory=dict)
+    _prefix: str = ""
+
+    def state(self, name: str, shape: Shape, dtype: str = "real") -> Buffer:
+        """Return the layer's own memory `name`, which keeps its content from pass to pass."""
+        if name not in self._states:
+            self._states[name] = Buffer(f"{self._prefix}.{name}", shape, dtype, "state")
+        return self._states[name]
+
+    def partial(self, name: str, shape: Shape, dtype: str = "real") -> Buffer:
+        """Return memory with one row of `shape` for each piece of the step that writes it."""
+        return Buffer(f"{self._prefix}.{name}", shape, dtype, "partial")
+
+    def temporary(self, name: str, shape: Shape, dtype: str = "real") -> Buffer:
+        """Return memory that carries values between the steps of one pass."""
+        return Buffer(f"{self._prefix}.{name}", shape, dtype, "temporary")
+
+    def scratch(self, name: str, shape: Shape, dtype: str = "real") -> Use:
+        """Return memory private to the worker that runs the piece, with undefined content."""
+        return Use(Buffer(f"{self._prefix}.{name}", shape, dtype, "scratch"), "write", "whole")
+
+    def accumulate(self, index: int) -> Slot:
+        """Return 1.0 where the diff of parameter `index` must be added to, 0.0 where replaced."""
+        return Slot("accumulate", self.param_diff[index])
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a pass: a name, the layouts that it needs, when it cannot serve, its steps.
+
+    Attributes
+    ----------
+    name : str
+        The variant, such as ``unfold_gemm``.
+    steps : callable(layer, Operands) -> list of Step
+    refuse : callable(layer) -> str or None
+        A reason why this layer cannot use the candidate, or None.
+    bottom_layout, top_layout : str
+        The layout in which it wants every bottom and gives every top (and their diffs): "nchw" or
+        another that `cgdnn.plan.layout` knows.
+    """
+
+    name: str
+    steps: Callable[[Any, Operands], list[Step]]
+    refuse: Callable[[Any], str | None] = lambda layer: None
+    bottom_layout: str = "nchw"
+    top_layout: str = "nchw"
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many bottoms or tops a layer takes: from `least` to `most` (None: no limit)."""
+
+    least: int
+    most: int | None
+
+    def __str__(self) -> str:
+        if self.most is None:
+            return f"at least {self.least}"
+        return str(self.least) if self.least == self.most else f"{self.least} to {self.most}"
+
+
+def exactly(count: int) -> Count:
+    """Return a count with one value."""
+    return Count(count, count)
+
+
+class Layer:
+    """Base of every layer; a subclass's name is the layer's type string.
+
+    A subclass sets the class attributes, reads and checks its parameters in `setup`, and answers
+    with shapes and steps. Its docstring is its documentation page: the formula, the parameter
+    fields, what Caffe does, where the rule comes from.
+    """
+
+    bottoms: ClassVar[Count] = exactly(1)
+    tops: ClassVar[Count] = exactly(1)
+    in_place: ClassVar[bool] = False
+    """Whether top 0 may be bottom 0 itself."""
+    is_loss: ClassVar[bool] = False
+    """Whether top 0 has loss weight 1 when none is given."""
+    no_gradient: ClassVar[tuple[int, ...]] = ()
+    """Bottoms that can have no gradient, such as labels."""
+    differentiable: ClassVar[bool] = True
+    """Whether the layer has a backward pass at all (Accuracy and data layers have none)."""
+    shares: ClassVar[tuple[str, ...]] = ()
+    """What the tops share with bottom 0 instead of copying it: "data" (Split), also "diff"
+    (Flatten). The plan makes the tops' buffers aliases."""
+    reads_data: ClassVar[bool] = False
+    """Whether the layer reads records (see `DataLayer`)."""
+
+    def __init__(self, node: Node, phase: str) -> None:
+        self.node = node
+        self.phase = phase
+        self.bottom_shapes: list[Shape] = []
+        self.top_shapes: list[Shape] = []
+        self.warnings: list[str] = []
+        self.setup()
+
+    def setup(self) -> None:
+        """Read and check the layer's parameter fields (no shapes are known yet)."""
+
+    def infer_shapes(self, bottoms: list[Shape]) -> list[Shape]:
+        """Return the shapes of the tops; check the bottoms and remember what the steps need."""
+        raise NotImplementedError
+
+    def parameters(self) -> list[Parameter]:
+        """Return the learned parameters (called after `infer_shapes`)."""
+        return []
+
+    def multiply_adds(self) -> int:
+        """Return the multiply-adds of one forward pass over the whole batch."""
+        return 0
+
+    def forward(self, operands: Operands) -> list[Step]:
+        """Return the steps that compute the tops."""
+        raise NotImplementedError
+
+    def backward_data(self, operands: Operands) -> list[Step]:
+        """Return the steps that write every wanted bottom diff (never add to it)."""
+        raise NotImplementedError
+
+    def backward_weights(self, operands: Operands) -> list[Step]:
+        """Return the steps that write or add to every wanted parameter diff.
+
+        They run before `backward_data`, which may overwrite an in-place top diff.
+        """
+        return []
+
+    def candidates(self, which: str) -> list[Candidate]:
+        """Return the ways to run pass `which`, fastest first; the last one never refuses."""
+        return [Candidate("plain", lambda layer, operands: getattr(layer, which)(operands))]
+
+    def error(self, text: str, *fields: str) -> DescriptionError:
+        """Return the error that names the place of `fields` in the file and this layer."""
+        return DescriptionError(f"{self.node.at(*fields)}: {self.node.label}: {text}")
+
+
+class DataLayer(Layer):
+    """Base of the layers that read records: they have a position that a snapshot keeps.
+
+    Attributes
+    ----------
+    without_data : bool
+        Set before `infer_shapes` where nothing may be read (`cgdnn summary`, `cgdnn plan`); shapes
+        then come from `shape_hint` or from the fields (crop_size, count of mean values).
+    shape_hint : tuple of int or None
+        Shape of one sample, as given by ``--shape data=3,227,227``.
+    position : int
+        Records consumed so far; setting it makes the next forward pass begin there.
+    """
+
+    bottoms = exactly(0)
+    differentiable = False
+    reads_data = True
+    without_data: bool = False
+    shape_hint: Shape | None = None
+
+    @property
+    def position(self) -> int:
+        """Records consumed by the forward passes so far."""
+        raise NotImplementedError
+
+    def seek(self, position: int) -> None:
+        """Let the next forward pass begin after `position` records."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop reading ahead and close the files."""
