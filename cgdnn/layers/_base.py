@@ -155,10 +155,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter that a layer learns: its shape and the filler that starts it (None: zeros)."""
+    """A parameter of a layer: its shape, and the filler that starts it (None: zeros).
+
+    One that is not `learned` (BatchNorm's statistics) has no diff and no update, whatever its
+    ``lr_mult``.
+    """
 
     shape: Shape
     filler: FillerParameter | None = None
+    learned: bool = True
 
 
 @dataclass(eq=False)
@@ -172,6 +177,8 @@ class Operands:
     param, param_diff : list of Buffer
     propagate : list of bool
         For each bottom, whether its diff is wanted.
+    top_wanted : list of bool
+        For each top, whether anything writes its diff (a Split sums only those).
     learn : list of bool
         For each parameter, whether its diff is wanted.
     key : int
@@ -185,6 +192,7 @@ class Operands:
     param: list[Buffer]
     param_diff: list[Buffer]
     propagate: list[bool]
+    top_wanted: list[bool]
     learn: list[bool]
     key: int
     _states: dict[str, Buffer] = field(default_factory=dict)
