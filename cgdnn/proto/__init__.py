@@ -1,0 +1,1 @@
+"""Classes generated from proto/cgdnn.proto; its first lines say how."""
