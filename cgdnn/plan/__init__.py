@@ -1,0 +1,1 @@
+"""From a graph to tasks: shapes, layouts, partition, dependencies, buffers, checks."""

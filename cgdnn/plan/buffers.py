@@ -1,0 +1,87 @@
+"""Place what lives only for a part of a program: partials, temporaries and scratch.
+
+Blobs, diffs, parameters and states have memory of their own for as long as the net lives.
+Partials and temporaries share one arena: each is placed at the lowest offset that is free between
+its first and its last use in program order. Scratch lies in a block of each worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from cgdnn.layers._base import Buffer, Use
+from cgdnn.plan.tasks import Task
+
+ALIGNMENT = 64
+SHORT_LIVED = ("partial", "temporary")
+
+
+def aligned(size: int) -> int:
+    """Round `size` bytes up to the alignment."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass
+class Placement:
+    """Offsets of the short-lived buffers, and how much memory they need."""
+
+    places: dict[Buffer, int]
+    arena_bytes: int
+    scratch_bytes: int
+
+
+def root(buffer: Buffer) -> Buffer:
+    """Return the buffer whose memory `buffer` is."""
+    while buffer.alias is not None:
+        buffer = buffer.alias
+    return buffer
+
+
+def uses(task: Task) -> Iterable[Use]:
+    """Yield the array arguments of a task."""
+    if task.step is not None:
+        for argument in task.step.arguments:
+            if isinstance(argument, Use):
+                yield argument
+
+
+def place(tasks: list[Task], size_of: Callable[[Buffer], int]) -> Placement:
+    """Place every short-lived and scratch buffer of `tasks`.
+
+    Parameters
+    ----------
+    tasks : list of Task
+        In program order.
+    size_of : callable
+        Buffer -> bytes of all of it.
+    """
+    first: dict[Buffer, int] = {}
+    last: dict[Buffer, int] = {}
+    places: dict[Buffer, int] = {}
+    scratch_bytes = 0
+    for index, task in enumerate(tasks):
+        offset = 0
+        for use in uses(task):
+            buffer = root(use.buffer)
+            if buffer.kind == "scratch":
+                places[buffer] = offset
+                offset += aligned(size_of(buffer))
+            elif buffer.kind in SHORT_LIVED:
+                first.setdefault(buffer, index)
+                last[buffer] = index
+        scratch_bytes = max(scratch_bytes, offset)
+    living: list[tuple[int, int, int]] = []  # last use, start, stop
+    arena_bytes = 0
+    for buffer, begin in first.items():  # in order of first use
+        living = sorted((entry for entry in living if entry[0] >= begin), key=lambda e: e[1])
+        size = aligned(size_of(buffer))
+        start = 0
+        for _, taken_start, taken_stop in living:
+            if start + size <= taken_start:
+                break
+            start = max(start, taken_stop)
+        places[buffer] = start
+        living.append((last[buffer], start, start + size))
+        arena_bytes = max(arena_bytes, start + size)
+    return Placement(places, arena_bytes, scratch_bytes)

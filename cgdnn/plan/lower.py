@@ -1,0 +1,290 @@
+"""Lower an assembly to programs: choose candidates, insert reorders, cut steps into tasks.
+
+A program is made for a list of parts ("forward", "backward", "update") over a range of layers,
+so the whole iteration and a partial `Net.forward(start=, end=)` come out of the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from cgdnn.kernels._jit import Kernel
+from cgdnn.kernels.random import key_of
+from cgdnn.layers._base import Buffer, Candidate, Operands, Slot, Step, Use
+from cgdnn.plan import layout as layouts
+from cgdnn.plan.buffers import SHORT_LIVED, place, root
+from cgdnn.plan.depend import connect
+from cgdnn.plan.partition import cut, partial_limit
+from cgdnn.plan.shapes import Assembly, PlannedLayer
+from cgdnn.plan.tasks import Access, Program, Task
+
+PASSES = ("forward", "backward_weights", "backward_data")
+ARENA = 0  # the space number of the shared arena
+
+Fresh = dict[tuple[int, str], frozenset[str]]
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A step in its place: which layer and pass it belongs to."""
+
+    label: str
+    layer: int
+    step: Step
+
+
+class Lowering:
+    """Makes the programs of one net.
+
+    Parameters
+    ----------
+    assembly : Assembly
+    dtype : str
+        "float32" or "float64".
+    seed : int
+        Decides every random number of the net.
+    """
+
+    def __init__(self, assembly: Assembly, dtype: str, seed: int) -> None:
+        self.assembly = assembly
+        self.dtype = dtype
+        self.seed = seed
+        self.choices = [self._choose(planned) for planned in assembly.layers]
+        """For each layer, pass -> the candidate that runs it."""
+
+    @staticmethod
+    def _choose(planned: PlannedLayer) -> dict[str, Candidate]:
+        """Take the first candidate of each pass that does not refuse."""
+        chosen = {}
+        for which in PASSES:
+            candidates = planned.layer.candidates(which)
+            chosen[which] = next(c for c in candidates if c.refuse(planned.layer) is None)
+        return chosen
+
+    def size_of(self, buffer: Buffer) -> int:
+        """Return the bytes of `buffer`, all rows of a partial included."""
+        dtype = self.dtype if buffer.dtype == "real" else buffer.dtype
+        rows = buffer.rows if buffer.kind == "partial" else 1
+        return rows * buffer.size * np.dtype(dtype).itemsize
+
+    def program(
+        self,
+        parts: Sequence[str],
+        first: int,
+        last: int,
+        *,
+        update: Callable[[], Sequence[tuple[str, Step]]] | None = None,
+        fresh: Mapping[tuple[int, str], frozenset[str]] | None = None,
+    ) -> Program:
+        """Return the program of these parts over the layers [first, last).
+
+        Parameters
+        ----------
+        parts : sequence of str
+            Any of "forward", "backward", "update", in the order in which they run.
+        update : callable, optional
+            Gives the labelled steps of the part "update".
+        fresh : mapping, optional
+            Which layouts of which blobs are up to date before the run; N, C, H, W where absent.
+        """
+        homes = _Homes(self.assembly, dict(fresh or {}))
+        works: list[Work] = []
+        for part in parts:
+            if part == "forward":
+                for index in range(first, last):
+                    works += self._pass(index, "forward", homes)
+            elif part == "backward":
+                for index in reversed(range(first, last)):
+                    if self.assembly.layers[index].needs_backward:
+                        works += self._pass(index, "backward_weights", homes)
+                        works += self._pass(index, "backward_data", homes)
+            elif update is not None:
+                works += [Work(label, -1, step) for label, step in update()]
+        return self._finish(works, homes.fresh)
+
+    def _pass(self, index: int, which: str, homes: _Homes) -> Iterator[Work]:
+        planned = self.assembly.layers[index]
+        node = planned.node
+        candidate = self.choices[index][which]
+        forward = which == "forward"
+        if which == "backward_data" and not any(planned.propagate):
+            return
+        if which == "backward_weights" and not planned.learns:
+            return
+        reorders: list[Work] = []
+
+        def want(blob: int, kind: str, layout: str) -> Buffer:
+            buffer, steps = homes.want(blob, kind, layout)
+            name = self.assembly.blobs[blob].name
+            reorders.extend(Work(f"{name}.{kind}.to_{layout}", index, step) for step in steps)
+            return buffer
+
+        below, above = candidate.bottom_layout, candidate.top_layout
+        bottom = [want(b, "data", below) for b in node.bottoms]
+        if forward:
+            top = [homes.give(t, "data", above, planned) for t in node.tops]
+            top_diff, bottom_diff = [], []
+        else:
+            top = [want(t, "data", above) for t in node.tops]
+            top_diff = [want(t, "diff", above) for t in node.tops]
+            writes = which == "backward_data"
+            bottom_diff = [
+                homes.give(b, "diff", below, planned)
+                if writes and planned.propagate[i]
+                else homes.home(b, "diff", below)
+                for i, b in enumerate(node.bottoms)
+            ]
+        params = [self.assembly.params[i] for i in planned.params]
+        forced = self.assembly.graph.force_backward
+        operands = Operands(
+            bottom,
+            top,
+            bottom_diff,
+            top_diff,
+            [param.data for param in params],
+            [param.diff for param in params],
+            planned.propagate,
+            [self.assembly.blobs[t].wants_diff for t in node.tops],
+            [p.declared.learned and (p.lr_mult != 0 or forced) for p in params],
+            key_of(self.seed, node.name),
+            _states=planned.states,
+            _prefix=node.name,
+        )
+        steps = candidate.steps(planned.layer, operands)
+        yield from reorders
+        for step in steps:
+            yield Work(f"{node.name}.{which}", index, step)
+
+    def _finish(self, works: list[Work], fresh: Fresh) -> Program:
+        tasks = [task for work in works for task in _cut(work, self)]
+        placement = place(tasks, self.size_of)
+        spaces = _Spaces()
+        overwritten: set[Buffer] = set()
+        for task in tasks:
+            task.accesses = list(self._accesses(task, placement.places, spaces))
+        for work in works:
+            for argument in work.step.arguments:
+                if isinstance(argument, Slot) and argument.of is not None:
+                    overwritten.add(argument.of)
+        ordered, successors, waits = connect(tasks)
+        return Program(
+            ordered,
+            successors,
+            waits,
+            placement.places,
+            placement.arena_bytes,
+            placement.scratch_bytes,
+            frozenset(overwritten),
+            fresh,
+        )
+
+    def _accesses(
+        self, task: Task, places: Mapping[Buffer, int], spaces: _Spaces
+    ) -> Iterator[Access]:
+        assert task.step is not None
+        for argument in task.step.arguments:
+            if not isinstance(argument, Use):
+                continue
+            buffer = root(argument.buffer)
+            if buffer.kind == "scratch":
+                continue
+            size = self.size_of(buffer)
+            start, stop = 0, size
+            if argument.part == "cut":
+                extent = task.step.extent
+                start, stop = size * task.begin // extent, size * task.end // extent
+            elif argument.part == "row":
+                start = size // buffer.rows * task.piece
+                stop = start + size // buffer.rows
+            space, base = ARENA, 0
+            if buffer.kind in SHORT_LIVED:
+                base = places[buffer]
+            else:
+                space = spaces.number(buffer)
+            yield Access(
+                space,
+                base + start,
+                base + stop,
+                argument.mode != "read",
+                argument.mode != "write",
+                argument.buffer,
+            )
+
+
+class _Spaces:
+    """Numbers the memories of a program."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Buffer, int] = {}
+
+    def number(self, buffer: Buffer) -> int:
+        return self._numbers.setdefault(buffer, ARENA + 1 + len(self._numbers))
+
+
+class _Homes:
+    """Follows in program order which layouts of which blobs are up to date."""
+
+    def __init__(self, assembly: Assembly, fresh: Fresh) -> None:
+        self.assembly = assembly
+        self.fresh = fresh
+
+    def home(self, blob: int, kind: str, layout: str) -> Buffer:
+        """Return the buffer of a blob in a layout, made on first use."""
+        planned = self.assembly.blobs[blob]
+        if (kind, layout) not in planned.homes:
+            shape = layouts.stored_shape(layout, planned.shape)
+            name = f"{planned.name}.{kind}.{layout}"
+            planned.homes[kind, layout] = Buffer(name, shape, kind=kind)
+        return planned.homes[kind, layout]
+
+    def want(self, blob: int, kind: str, layout: str) -> tuple[Buffer, list[Step]]:
+        """Return the buffer to read, and the steps that bring it up to date."""
+        buffer = self.home(blob, kind, layout)
+        fresh = self.fresh.get((blob, kind), frozenset({layouts.NCHW}))
+        if layout in fresh:
+            return buffer, []
+        shape = self.assembly.blobs[blob].shape
+        steps = []
+        if layouts.NCHW not in fresh:
+            source = next(iter(sorted(fresh)))
+            plain = self.home(blob, kind, layouts.NCHW)
+            steps.append(
+                layouts.reorder_step(self.home(blob, kind, source), source, plain, shape)
+            )
+        if layout != layouts.NCHW:
+            plain = self.home(blob, kind, layouts.NCHW)
+            steps.append(layouts.reorder_step(plain, layouts.NCHW, buffer, shape))
+        self.fresh[blob, kind] = fresh | {layout, layouts.NCHW}
+        return buffer, steps
+
+    def give(self, blob: int, kind: str, layout: str, planned: PlannedLayer) -> Buffer:
+        """Return the buffer to write; every other layout of the blob becomes stale."""
+        self.fresh[blob, kind] = frozenset({layout})
+        return self.home(blob, kind, layout)
+
+
+def _cut(work: Work, lowering: Lowering) -> Iterator[Task]:
+    """Cut a step into tasks, and give the partials that it writes their number of rows."""
+    step = work.step
+    partials = [
+        argument.buffer
+        for argument in step.arguments
+        if isinstance(argument, Use) and argument.part == "row"
+    ]
+    if isinstance(step.kernel, Kernel):
+        ranges = cut(step.extent, step.cost)
+    else:
+        ranges = [(0, step.extent)]
+    if partials:
+        item = np.dtype(lowering.dtype).itemsize
+        most = min(partial_limit(prod(buffer.shape) * item) for buffer in partials)
+        ranges = cut(step.extent, step.cost, most)
+        for buffer in partials:
+            buffer.rows = len(ranges)
+    for piece, (begin, end) in enumerate(ranges):
+        name = work.label if len(ranges) == 1 else f"{work.label}[{begin}:{end}]"
+        yield Task(name, work.layer, step, begin, end, piece)

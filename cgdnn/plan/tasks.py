@@ -1,0 +1,74 @@
+"""Tasks: the pieces that steps are cut into, with the memory that each one touches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cgdnn.layers._base import Buffer, Step
+
+
+@dataclass(frozen=True)
+class Access:
+    """A half-open byte range of one space that a task reads or writes.
+
+    A space is a buffer's own memory, or the arena that short-lived buffers share.
+    """
+
+    space: int
+    start: int
+    stop: int
+    writes: bool
+    reads: bool
+    buffer: Buffer
+
+
+@dataclass(eq=False)
+class Task:
+    """One piece of a step; `step` is None for a join, which only bundles edges.
+
+    Attributes
+    ----------
+    name : str
+        Such as ``conv1.backward_weights[16:32]``, the same in errors, traces and dumps.
+    layer : int
+        Index of the layer, -1 where the task belongs to no layer.
+    """
+
+    name: str
+    layer: int
+    step: Step | None
+    begin: int = 0
+    end: int = 1
+    piece: int = 0
+    accesses: list[Access] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Program:
+    """Tasks in program order with their edges; what an executor runs in one call.
+
+    Attributes
+    ----------
+    tasks : list of Task
+    successors : list of list of int
+        For each task, the tasks that wait for it.
+    waits : list of int
+        For each task, how many tasks it waits for.
+    places : dict
+        Short-lived buffer -> byte offset in the arena; scratch buffer -> offset in a worker's block.
+    arena_bytes, scratch_bytes : int
+        Size of the arena, and of one worker's scratch block.
+    overwritten : frozenset of Buffer
+        Parameter diffs that the program writes first of all, so that `accumulate` decides there.
+    fresh : dict
+        (blob, kind) -> the layouts that are up to date after a run.
+    """
+
+    tasks: list[Task]
+    successors: list[list[int]]
+    waits: list[int]
+    places: dict[Buffer, int]
+    arena_bytes: int
+    scratch_bytes: int
+    overwritten: frozenset[Buffer]
+    fresh: dict[tuple[int, str], frozenset[str]]
