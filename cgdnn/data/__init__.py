@@ -1,0 +1,1 @@
+"""Readers of training data: databases and files in, batches of float arrays out."""

@@ -14,7 +14,7 @@ from cgdnn.data.cursor import Draw
 from cgdnn.data.datum import RawDatums, decode_datum
 from cgdnn.data.lmdb import LmdbReader
 from cgdnn.data.transform import Transform
-from cgdnn.errors import DataError
+from cgdnn.errors import CgdnnError, DataError
 
 
 class DatumSource:
@@ -122,7 +122,7 @@ class DatumSource:
             return
         try:
             fits = (1, *self._transform.output_shape((got[0], got[1], got[2]))) == row_shape
-        except DataError as error:
+        except CgdnnError as error:
             raise DataError(f"{self._place(position)}: {error}") from error
         if not fits:
             raise DataError(

@@ -119,7 +119,7 @@ class Prefetcher:
         self._dtype = np.dtype(dtype)
         self._depth = depth
         self._pipeline: _Pipeline | None = None
-        self._finalizer: weakref.finalize[[], _Pipeline] | None = None
+        self._finalizer: weakref.finalize[[], Prefetcher] | None = None
         self._lent: Batch | None = None
         self.shapes = source.shapes
         self.batch_size = source.shapes[0][0]
