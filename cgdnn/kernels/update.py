@@ -1,0 +1,68 @@
+"""Solver updates, as one pass over each parameter, and the norm that gradients are clipped by."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cgdnn.kernels._jit import INT, REAL, array, kernel
+from cgdnn.kernels.norm import dot_row
+
+
+@kernel(array(1), array(2), INT, INT, INT)
+def sum_squares(dw, partial, piece, begin, end):  # type: ignore[no-untyped-def]
+    """Write the sum of ``dw**2`` over ``begin:end``, summed in float64, to row `piece`."""
+    partial[piece, 0] = dot_row(dw[begin:end], dw[begin:end])
+
+
+@kernel(array(2), array(1), REAL, REAL)
+def clip_factor(sums, factor, clip, average):  # type: ignore[no-untyped-def]
+    """Write the number that gradients are multiplied by before an update.
+
+    `average` (one over iter_size), times ``clip / norm`` where the norm of the gradients exceeds
+    `clip`. `sums` holds parts of the squared norm, one a row; they are added in order. Clipping
+    sees the sum over the sub-iterations, before it is averaged (Caffe, SGDSolver::ClipGradients).
+    """
+    total = 0.0
+    for p in range(sums.shape[0]):
+        total += sums[p, 0]
+    norm = np.sqrt(total)
+    scale = np.float64(average)
+    if norm > clip:
+        scale *= clip / norm
+    factor[0] = scale
+
+
+@kernel(
+    array(1), array(1), array(1), array(1), array(2), REAL, REAL, REAL, REAL, INT, INT, INT
+)
+def sgd_update(  # type: ignore[no-untyped-def]
+    w, dw, history, factor, bad, rate, momentum, decay_l2, decay_l1, piece, begin, end
+):
+    """Move the weights one step of stochastic gradient descent with momentum.
+
+    ``g = factor[0] * dw + decay_l2 * w + decay_l1 * sign(w)``;
+    ``history = momentum * history + rate * g``; ``w -= history`` (Caffe, SGDSolver). Reads `dw`,
+    updates `w` and `history` over ``begin:end``, and writes to row `piece` of `bad` 1 where a new
+    weight is not finite (it is so wherever its gradient is not), else 0.
+    """
+    scale = factor[0]
+    seen = False
+    if decay_l1 == 0:
+        for i in range(begin, end):
+            h = momentum * history[i] + rate * (scale * dw[i] + decay_l2 * w[i])
+            v = w[i] - h
+            history[i] = h
+            w[i] = v
+            seen |= not v - v == v - v
+    else:
+        zero, one = w.dtype.type(0), w.dtype.type(1)
+        for i in range(begin, end):
+            sign = (one if w[i] > zero else zero) - (one if w[i] < zero else zero)
+            h = momentum * history[i] + rate * (
+                scale * dw[i] + decay_l2 * w[i] + decay_l1 * sign
+            )
+            v = w[i] - h
+            history[i] = h
+            w[i] = v
+            seen |= not v - v == v - v
+    bad[piece, 0] = 1 if seen else 0
