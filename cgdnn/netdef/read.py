@@ -148,10 +148,10 @@ def read_solver(
     upgrade_solver(solver)
     if not isinstance(source, pb.SolverParameter):
         _complete_snapshot_prefix(solver)
+    _check_nets(solver)
     _check_fields(solver)
     _check_policy(solver)
     _check_type(solver)
-    _check_nets(solver)
     if solver.message.HasField("solver_mode") and solver.message.solver_mode == solver.message.GPU:
         solver.warnings.append(
             f"{solver.where('solver_mode')}: solver_mode GPU: cgdnn computes on the CPU."
