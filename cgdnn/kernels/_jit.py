@@ -290,9 +290,9 @@ def _compiled(name: str, dtype: str) -> CFunc:
     return compile_native(entry, _ENTRY, cached=own)
 
 
-_ENTRY_TYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
+ENTRY_TYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
 
 
 def call_entry(address: int, slots: int, worker: int) -> int:
     """Call a task entry at `address` with the slot array at address `slots`."""
-    return int(_ENTRY_TYPE(address)(slots, worker))
+    return int(ENTRY_TYPE(address)(slots, worker))

@@ -14,7 +14,7 @@ import numpy as np
 
 from cgdnn.kernels._jit import Kernel
 from cgdnn.kernels.random import key_of
-from cgdnn.layers._base import Buffer, Candidate, Operands, Slot, Step, Use
+from cgdnn.layers._base import Buffer, Candidate, Operands, Step, Use
 from cgdnn.plan import layout as layouts
 from cgdnn.plan.buffers import SHORT_LIVED, place, root
 from cgdnn.plan.depend import connect
@@ -126,14 +126,14 @@ class Lowering:
         below, above = candidate.bottom_layout, candidate.top_layout
         bottom = [want(b, "data", below) for b in node.bottoms]
         if forward:
-            top = [homes.give(t, "data", above, planned) for t in node.tops]
+            top = [homes.give(t, "data", above) for t in node.tops]
             top_diff, bottom_diff = [], []
         else:
             top = [want(t, "data", above) for t in node.tops]
             top_diff = [want(t, "diff", above) for t in node.tops]
             writes = which == "backward_data"
             bottom_diff = [
-                homes.give(b, "diff", below, planned)
+                homes.give(b, "diff", below)
                 if writes and planned.propagate[i]
                 else homes.home(b, "diff", below)
                 for i, b in enumerate(node.bottoms)
@@ -163,13 +163,8 @@ class Lowering:
         tasks = [task for work in works for task in _cut(work, self)]
         placement = place(tasks, self.size_of)
         spaces = _Spaces()
-        overwritten: set[Buffer] = set()
         for task in tasks:
             task.accesses = list(self._accesses(task, placement.places, spaces))
-        for work in works:
-            for argument in work.step.arguments:
-                if isinstance(argument, Slot) and argument.of is not None:
-                    overwritten.add(argument.of)
         ordered, successors, waits = connect(tasks)
         return Program(
             ordered,
@@ -178,7 +173,6 @@ class Lowering:
             placement.places,
             placement.arena_bytes,
             placement.scratch_bytes,
-            frozenset(overwritten),
             fresh,
         )
 
@@ -261,7 +255,7 @@ class _Homes:
         self.fresh[blob, kind] = fresh | {layout, layouts.NCHW}
         return buffer, steps
 
-    def give(self, blob: int, kind: str, layout: str, planned: PlannedLayer) -> Buffer:
+    def give(self, blob: int, kind: str, layout: str) -> Buffer:
         """Return the buffer to write; every other layout of the blob becomes stale."""
         self.fresh[blob, kind] = frozenset({layout})
         return self.home(blob, kind, layout)

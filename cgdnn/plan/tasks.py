@@ -58,8 +58,6 @@ class Program:
         Short-lived buffer -> byte offset in the arena; scratch buffer -> offset in a worker's block.
     arena_bytes, scratch_bytes : int
         Size of the arena, and of one worker's scratch block.
-    overwritten : frozenset of Buffer
-        Parameter diffs that the program writes first of all, so that `accumulate` decides there.
     fresh : dict
         (blob, kind) -> the layouts that are up to date after a run.
     """
@@ -70,5 +68,4 @@ class Program:
     places: dict[Buffer, int]
     arena_bytes: int
     scratch_bytes: int
-    overwritten: frozenset[Buffer]
     fresh: dict[tuple[int, str], frozenset[str]]

@@ -1,0 +1,1 @@
+"""Run programs: memory, executors, and the net that users hold."""

@@ -1,0 +1,42 @@
+"""Tasks that run Python functions: data layers, and whatever a user plugs in.
+
+They share the ABI of the compiled tasks through one ctypes callback, which takes the GIL by
+itself. An exception cannot cross compiled code, so it is stored and a status returned.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cgdnn.kernels._jit import ENTRY_TYPE
+
+FAILED = -1
+"""Status of a Python task that raised."""
+
+
+class PythonTasks:
+    """The Python functions of one program, and the exceptions that they raised."""
+
+    def __init__(self) -> None:
+        self.raised: dict[int, BaseException] = {}
+        self._calls: dict[int, tuple[Callable[..., None], Sequence[Any]]] = {}
+        self._callback = ENTRY_TYPE(self._run)
+
+    def add(self, task: int, function: Callable[..., None], arguments: Sequence[Any]) -> int:
+        """Register the function of task number `task`; return the entry address."""
+        self._calls[task] = (function, arguments)
+        address = ctypes.cast(self._callback, ctypes.c_void_p).value
+        assert address is not None, "a callback has an address"
+        return address
+
+    def _run(self, slots: int, _worker: int) -> int:
+        task = ctypes.c_int64.from_address(slots).value
+        function, arguments = self._calls[task]
+        try:
+            function(*arguments)
+        except BaseException as error:  # noqa: BLE001  it is raised again by the caller of the run
+            self.raised[task] = error
+            return FAILED
+        return 0
