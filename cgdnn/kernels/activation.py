@@ -1,0 +1,66 @@
+"""Activation functions over arrays seen as (rows, columns); the output may be the input itself."""
+
+from __future__ import annotations
+
+import math
+
+from cgdnn.kernels._jit import INT, REAL, array, kernel
+
+
+@kernel(array(2), array(2), REAL, INT, INT)
+def relu_forward(x, y, negative_slope, begin, end):  # type: ignore[no-untyped-def]
+    """Compute y = x where x > 0 or x is NaN, else negative_slope x, for the rows [begin, end)."""
+    zero = x.dtype.type(0)
+    for n in range(begin, end):
+        for j in range(x.shape[1]):
+            value = x[n, j]
+            # Adding zero turns the -0 of a zero slope into 0.
+            y[n, j] = negative_slope * value + zero if value <= zero else value
+
+
+@kernel(array(2), array(2), array(2), REAL, INT, INT)
+def relu_backward(x, dy, dx, negative_slope, begin, end):  # type: ignore[no-untyped-def]
+    """Compute dx = dy where x > 0, else negative_slope dy, for the rows [begin, end).
+
+    x may be the output instead, where negative_slope is not below zero.
+    """
+    zero = x.dtype.type(0)
+    one = x.dtype.type(1)
+    for n in range(begin, end):
+        for j in range(x.shape[1]):
+            dx[n, j] = dy[n, j] * (one if x[n, j] > zero else negative_slope)
+
+
+@kernel(array(2), array(2), INT, INT)
+def sigmoid_forward(x, y, begin, end):  # type: ignore[no-untyped-def]
+    """Compute y = 1 / (1 + exp(-x)) as tanh(x / 2) / 2 + 1 / 2, which cannot overflow."""
+    half = x.dtype.type(0.5)
+    for n in range(begin, end):
+        for j in range(x.shape[1]):
+            y[n, j] = half * math.tanh(half * x[n, j]) + half
+
+
+@kernel(array(2), array(2), array(2), INT, INT)
+def sigmoid_backward(y, dy, dx, begin, end):  # type: ignore[no-untyped-def]
+    """Compute dx = dy y (1 - y) from the output y."""
+    one = y.dtype.type(1)
+    for n in range(begin, end):
+        for j in range(y.shape[1]):
+            dx[n, j] = dy[n, j] * y[n, j] * (one - y[n, j])
+
+
+@kernel(array(2), array(2), INT, INT)
+def tanh_forward(x, y, begin, end):  # type: ignore[no-untyped-def]
+    """Compute y = tanh(x)."""
+    for n in range(begin, end):
+        for j in range(x.shape[1]):
+            y[n, j] = math.tanh(x[n, j])
+
+
+@kernel(array(2), array(2), array(2), INT, INT)
+def tanh_backward(y, dy, dx, begin, end):  # type: ignore[no-untyped-def]
+    """Compute dx = dy (1 - y^2) from the output y."""
+    one = y.dtype.type(1)
+    for n in range(begin, end):
+        for j in range(y.shape[1]):
+            dx[n, j] = dy[n, j] * (one - y[n, j] * y[n, j])
