@@ -1,0 +1,228 @@
+"""Matrix products on one core: two register-tiled micro-kernels and the loops around them.
+
+* `multiply_nn`: C (+)= A B where the rows of B are contiguous. Each step of the contraction
+  multiplies a few scalars of A, read where they lie with any strides, with a few vectors of B.
+* `multiply_nt`: C += A B^T where the rows of both are contiguous along the contraction; sums stay
+  in vectors until the end.
+
+Neither packs anything: the callers arrange that B lies in a cache. A row of a tile that does not
+exist repeats the last one that does, and is stored over it; columns that do not exist are masked.
+All offsets and strides are in elements.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cgdnn import machine
+from cgdnn.kernels._jit import device
+from cgdnn.kernels.vector import Emitter, constant, emitted, lanes_of
+
+ZERO, KEEP, BIAS = 0, 1, 2
+"""What a product is added to: nothing, the content of C, or one number a row."""
+
+
+_NN_LEAST_ROWS = 4
+_NT_COLUMNS = 4
+
+
+def _many_registers() -> bool:
+    """Tell whether there are 32 vector registers rather than 16."""
+    return machine.vector_bytes() == 64
+
+
+def _nn_shape() -> tuple[int, int]:
+    """Return the most rows and vectors of an nn tile."""
+    return (6, 4) if _many_registers() else (6, 2)
+
+
+@constant
+def nn_rows(e: Emitter, x: Any) -> int:
+    """Return the most rows of an nn tile."""
+    return _nn_shape()[0]
+
+
+@constant
+def nn_vectors(e: Emitter, x: Any) -> int:
+    """Return the most vectors in a row of an nn tile."""
+    return _nn_shape()[1]
+
+
+@constant
+def nt_rows(e: Emitter, x: Any) -> int:
+    """Return the rows of an nt tile."""
+    return 4 if _many_registers() else 2
+
+
+@emitted
+def _nn_tile(  # type: ignore[no-untyped-def]
+    e, a, a_start, a_row, a_k, rows, b, b_start, b_row, columns, c, c_start, c_row, depth,
+    start, bias, bias_start,
+):
+    """C[rows x columns] = start + sum over k < depth of A[., k] B[k, .]; all numbers are int64."""
+    build = e.builder
+    most_rows, most_vectors = _nn_shape()
+    last_lane = build.sub(columns, e.integer(1))
+    vectors = build.sdiv(last_lane, e.integer(e.lanes))  # less one
+    tail = build.sub(columns, build.mul(vectors, e.integer(e.lanes)))
+    mask = e.mask(e.integer(0), tail)
+    extra_rows = build.sub(rows, e.integer(_NN_LEAST_ROWS))
+    extra_rows = build.select(
+        build.icmp_signed("<", extra_rows, e.integer(0)), e.integer(0), extra_rows
+    )
+    variant = build.add(build.mul(extra_rows, e.integer(most_vectors)), vectors)
+    a, b, c = e.at(a, a_start), e.at(b, b_start), e.at(c, c_start)
+    bias = e.at(bias, bias_start)
+    last_row = build.sub(rows, e.integer(1))
+    with e.cases(variant, (most_rows - _NN_LEAST_ROWS + 1) * most_vectors) as each:
+        for case in each:
+            mr, nv = case // most_vectors + _NN_LEAST_ROWS, case % most_vectors + 1
+            numbers = [e.integer(m) for m in range(mr)]
+            if mr == _NN_LEAST_ROWS:
+                numbers = [e.smaller(number, last_row) for number in numbers]
+            masks = [None] * (nv - 1) + [mask]
+            places = [e.integer(v * e.lanes) for v in range(nv)]
+            a_rows = [e.at(a, build.mul(number, a_row)) for number in numbers]
+            c_rows = [e.at(c, build.mul(number, c_row)) for number in numbers]
+            sums = [[e.variable(e.zero()) for _ in range(nv)] for _ in range(mr)]
+            with build.if_then(build.icmp_signed("==", start, e.integer(KEEP))):
+                for m in range(mr):
+                    for v in range(nv):
+                        build.store(e.load(e.at(c_rows[m], places[v]), masks[v]), sums[m][v])
+            with build.if_then(build.icmp_signed("==", start, e.integer(BIAS))):
+                for m in range(mr):
+                    first = e.splat(e.scalar(e.at(bias, numbers[m])))
+                    for v in range(nv):
+                        build.store(first, sums[m][v])
+            with e.loop(depth) as k:
+                a_k_offset = build.mul(k.index, a_k)
+                b_k = e.at(b, build.mul(k.index, b_row))
+                right = [e.load(e.at(b_k, places[v]), masks[v]) for v in range(nv)]
+                for m in range(mr):
+                    left = e.splat(e.scalar(e.at(a_rows[m], a_k_offset)))
+                    for v in range(nv):
+                        total = e.multiply_add(left, right[v], build.load(sums[m][v]))
+                        build.store(total, sums[m][v])
+            for m in range(mr):
+                for v in range(nv):
+                    e.store(build.load(sums[m][v]), e.at(c_rows[m], places[v]), masks[v])
+
+
+@emitted
+def _nt_tile(  # type: ignore[no-untyped-def]
+    e, a, a_start, a_row, a_segment, rows, b, b_start, b_row, b_segment, columns,
+    c, c_start, c_row, length, segments,
+):
+    """C[rows x columns] += sum over segments s and k < length of A[., s, k] B[., s, k]."""
+    build = e.builder
+    mr, nc = 4 if _many_registers() else 2, _NT_COLUMNS
+    a, b, c = e.at(a, a_start), e.at(b, b_start), e.at(c, c_start)
+
+    def lines(base, stride, count, valid):  # type: ignore[no-untyped-def]
+        last = build.sub(valid, e.integer(1))
+        numbers = [e.smaller(e.integer(i), last) for i in range(count)]
+        return [e.at(base, build.mul(number, stride)) for number in numbers]
+
+    a_rows, c_rows = lines(a, a_row, mr, rows), lines(c, c_row, mr, rows)
+    b_rows = lines(b, b_row, nc, columns)
+    sums = [[e.variable(e.zero()) for _ in range(nc)] for _ in range(mr)]
+    whole = build.sdiv(length, e.integer(e.lanes))
+    done = build.mul(whole, e.integer(e.lanes))
+    tail = build.sub(length, done)
+    tail_mask = e.mask(e.integer(0), tail)
+
+    def step(a_offset, b_offset, mask):  # type: ignore[no-untyped-def]
+        right = [e.load(e.at(b_rows[j], b_offset), mask) for j in range(nc)]
+        for m in range(mr):
+            left = e.load(e.at(a_rows[m], a_offset), mask)
+            for j in range(nc):
+                build.store(
+                    e.multiply_add(left, right[j], build.load(sums[m][j])), sums[m][j]
+                )
+
+    with e.loop(segments) as s:
+        a_base, b_base = build.mul(s.index, a_segment), build.mul(s.index, b_segment)
+        with e.loop(whole) as v:
+            k = build.mul(v.index, e.integer(e.lanes))
+            step(build.add(a_base, k), build.add(b_base, k), None)
+        with build.if_then(build.icmp_signed(">", tail, e.integer(0))):
+            step(build.add(a_base, done), build.add(b_base, done), tail_mask)
+
+    flat = [build.load(slot) for line in sums for slot in line]
+    totals = [e.lane_sums(flat[i : i + e.lanes]) for i in range(0, mr * nc, e.lanes)]
+    width = min(nc, e.lanes)
+    stores = []
+    for m in range(mr):
+        for j in range(0, nc, width):
+            first = m * nc + j
+            source = totals[first // e.lanes]
+            part = e.shuffle(source, source, [first % e.lanes + i for i in range(width)])
+            mask = e.mask(e.integer(0), build.sub(columns, e.integer(j)), width)
+            place = e.at(c_rows[m], e.integer(j))
+            stores.append((build.fadd(e.load(place, mask), part), place, mask))
+    for value, place, mask in stores:  # after every load: repeated rows must not add twice
+        e.store(value, place, mask)
+
+
+@device
+def multiply_nn(  # type: ignore[no-untyped-def]
+    a, a_start, a_row, a_k, b, b_start, b_row, c, c_start, c_row, m, n, depth,
+    start, bias, bias_start,
+):
+    """Add A B to C, or to what `start` says, which C is then set to.
+
+    Parameters
+    ----------
+    a, b, c : arrays of the run's type
+        Of any number of axes; A[i, k] is ``a.flat[a_start + i * a_row + k * a_k]``, B[k, j] is
+        ``b.flat[b_start + k * b_row + j]``, C[i, j] is ``c.flat[c_start + i * c_row + j]``.
+    m, n, depth : int
+        C is m x n, A is m x depth, B is depth x n.
+    start : int
+        ZERO, KEEP or BIAS.
+    bias : array
+        With BIAS, row i starts from ``bias.flat[bias_start + i]``.
+    """
+    lanes = lanes_of(c)
+    vectors = (n + lanes - 1) // lanes
+    column_tiles = (vectors + nn_vectors(c) - 1) // nn_vectors(c)
+    row_tiles = (m + nn_rows(c) - 1) // nn_rows(c)
+    for column_tile in range(column_tiles):
+        left = vectors * column_tile // column_tiles * lanes
+        right = min(vectors * (column_tile + 1) // column_tiles * lanes, n)
+        for row_tile in range(row_tiles):
+            top = m * row_tile // row_tiles
+            bottom = m * (row_tile + 1) // row_tiles
+            _nn_tile(
+                a, a_start + top * a_row, a_row, a_k, bottom - top,
+                b, b_start + left, b_row, right - left,
+                c, c_start + top * c_row + left, c_row, depth,
+                start, bias, bias_start + top,
+            )
+
+
+@device
+def multiply_nt(  # type: ignore[no-untyped-def]
+    a, a_start, a_row, a_segment, b, b_start, b_row, b_segment, c, c_start, c_row, m, n,
+    length, segments,
+):
+    """Add A B^T to C, where a row of A or B is made of segments.
+
+    Parameters
+    ----------
+    a, b, c : arrays of the run's type
+        Of any number of axes; element k of segment s of row i of A is
+        ``a.flat[a_start + i * a_row + s * a_segment + k]``, and of B likewise; C[i, j] is
+        ``c.flat[c_start + i * c_row + j]``.
+    m, n : int
+        C is m x n.
+    length, segments : int
+        Elements in a segment, and segments in a row.
+    """
+    for left in range(0, n, _NT_COLUMNS):
+        for top in range(0, m, nt_rows(c)):
+            _nt_tile(
+                a, a_start + top * a_row, a_row, a_segment, min(nt_rows(c), m - top),
+                b, b_start + left * b_row, b_row, b_segment, min(_NT_COLUMNS, n - left),
+                c, c_start + top * c_row + left, c_row, length, segments,
+            )

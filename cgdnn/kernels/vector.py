@@ -1,0 +1,248 @@
+"""Emit LLVM vector code inside kernels: the same description for every element type and width.
+
+A function declared with `emitted` is written in terms of an `Emitter` and becomes something that
+kernels call like any function. It gets one IR value for each argument: a pointer to the first
+element for an array, an int64 for a number. Vectors are as wide as the registers of this machine
+(`cgdnn.machine.vector_bytes`); all offsets and strides are in elements.
+
+Vector loads and stores promise only the alignment of one element. Lanes that a mask turns off are
+neither read nor written, so a tail may end at the last byte of an array.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from cgdnn import machine
+
+_I32 = ir.IntType(32)
+_I64 = ir.IntType(64)
+
+
+class Emitter:
+    """Emits operations on scalars and vectors of one element type.
+
+    Attributes
+    ----------
+    builder : llvmlite.ir.IRBuilder
+    lanes : int
+        Elements in one vector.
+    vector : llvmlite.ir.VectorType
+    """
+
+    def __init__(self, builder: Any, real: Any) -> None:
+        self.builder = builder
+        self._element = ir.FloatType() if real == types.float32 else ir.DoubleType()
+        self._bytes = real.bitwidth // 8
+        self.lanes = machine.vector_bytes() // self._bytes
+        self.vector = self.vector_of(self.lanes)
+
+    def vector_of(self, lanes: int) -> Any:
+        """Return the type of a vector with this many lanes."""
+        return ir.VectorType(self._element, lanes)
+
+    def integer(self, value: int) -> Any:
+        """Return an int64 constant."""
+        return ir.Constant(_I64, value)
+
+    def zero(self) -> Any:
+        """Return a vector of zeros."""
+        return ir.Constant(self.vector, None)
+
+    def smaller(self, a: Any, b: Any) -> Any:
+        """Return the smaller of two int64 values."""
+        return self.builder.select(self.builder.icmp_signed("<", a, b), a, b)
+
+    def at(self, pointer: Any, *offsets: Any) -> Any:
+        """Return `pointer` moved by the sum of the offsets, in elements."""
+        for offset in offsets:
+            pointer = self.builder.gep(pointer, [offset])
+        return pointer
+
+    def loop(self, count: Any) -> Any:
+        """Open a loop over [0, count); yields an object with `index`."""
+        return cgutils.for_range(self.builder, count)
+
+    def variable(self, value: Any) -> Any:
+        """Return a stack slot that holds `value`; LLVM turns it into a register."""
+        slot = cgutils.alloca_once(self.builder, value.type)
+        self.builder.store(value, slot)
+        return slot
+
+    def splat(self, scalar: Any, lanes: int | None = None) -> Any:
+        """Return a vector with `scalar` in every lane."""
+        kind = ir.VectorType(scalar.type, lanes or self.lanes)
+        undefined = ir.Constant(kind, ir.Undefined)
+        first = self.builder.insert_element(undefined, scalar, ir.Constant(_I32, 0))
+        return self.shuffle(first, undefined, [0] * kind.count)
+
+    def shuffle(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
+        """Return the given lanes of `a` followed by `b`."""
+        return self.builder.shuffle_vector(
+            a, b, ir.Constant(ir.VectorType(_I32, len(lanes)), list(lanes))
+        )
+
+    def mask(self, low: Any, high: Any, lanes: int | None = None) -> Any:
+        """Return the mask that is on in the lanes low <= lane < high (int64, any sign)."""
+        kind = ir.VectorType(_I32, lanes or self.lanes)
+        number = ir.Constant(kind, list(range(kind.count)))
+
+        def narrow(bound: Any) -> Any:
+            return self.splat(self.builder.trunc(bound, _I32), kind.count)
+
+        below = self.builder.icmp_signed("<", number, narrow(high))
+        if isinstance(low, ir.Constant) and low.constant == 0:
+            return below
+        return self.builder.and_(below, self.builder.icmp_signed(">=", number, narrow(low)))
+
+    def scalar(self, pointer: Any) -> Any:
+        """Load one element."""
+        return self.builder.load(pointer)
+
+    def load(self, pointer: Any, mask: Any = None) -> Any:
+        """Load a vector; lanes that `mask` turns off are zero."""
+        kind = self.vector if mask is None else self.vector_of(mask.type.count)
+        place = self.builder.bitcast(pointer, kind.as_pointer())
+        if mask is None:
+            value = self.builder.load(place)
+            value.align = self._bytes
+            return value
+        return self._call(
+            f"llvm.masked.load.{self._suffix(kind)}.p0",
+            kind,
+            [place, ir.Constant(_I32, self._bytes), mask, ir.Constant(kind, None)],
+        )
+
+    def store(self, value: Any, pointer: Any, mask: Any = None) -> None:
+        """Store a vector, where `mask` is on."""
+        place = self.builder.bitcast(pointer, value.type.as_pointer())
+        if mask is None:
+            self.builder.store(value, place).align = self._bytes
+            return
+        self._call(
+            f"llvm.masked.store.{self._suffix(value.type)}.p0",
+            ir.VoidType(),
+            [value, place, ir.Constant(_I32, self._bytes), mask],
+        )
+
+    def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
+        """Return a * b + c, rounded once where the processor can."""
+        if not machine.has_fma():  # llvm.fma would become a library call
+            return self.builder.fadd(self.builder.fmul(a, b), c)
+        return self._call(f"llvm.fma.{self._suffix(a.type)}", a.type, [a, b, c])
+
+    def lane_sums(self, vectors: Sequence[Any]) -> Any:
+        """Return a vector whose lane i is the sum over all lanes of vector i, in a fixed order.
+
+        As many vectors as lanes. Each step adds the halves of pairs of vectors, which halves
+        their number and the width of what is still to be added.
+        """
+        vectors = list(vectors)
+        width = self.lanes
+        while width > 1:
+            half, count = width // 2, len(vectors) // 2
+            groups = range(0, self.lanes, width)
+            low = [g + p for g in groups for p in [*range(half), *range(self.lanes, self.lanes + half)]]
+            high = [lane + half for lane in low]
+            vectors = [
+                self.builder.fadd(
+                    self.shuffle(vectors[i], vectors[i + count], low),
+                    self.shuffle(vectors[i], vectors[i + count], high),
+                )
+                for i in range(count)
+            ]
+            width = half
+        return vectors[0]
+
+    @contextmanager
+    def cases(self, number: Any, count: int) -> Iterator[Iterator[int]]:
+        """Emit one block for each value 0..count-1 of `number`; the body loops over them."""
+        after = self.builder.append_basic_block("done")
+        blocks = [self.builder.append_basic_block(f"case{i}") for i in range(count)]
+        switch = self.builder.switch(number, after)
+        for i, block in enumerate(blocks):
+            switch.add_case(i, block)
+
+        def each() -> Iterator[int]:
+            for i, block in enumerate(blocks):
+                self.builder.position_at_end(block)
+                yield i
+                self.builder.branch(after)
+
+        yield each()
+        self.builder.position_at_end(after)
+
+    def _suffix(self, kind: Any) -> str:
+        return f"v{kind.count}f{8 * self._bytes}"
+
+    def _call(self, name: str, result: Any, arguments: Sequence[Any]) -> Any:
+        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, name)
+        return self.builder.call(function, arguments)
+
+
+def _intrinsic(typed: Any, body: Callable[..., Any]) -> Any:
+    """Make the intrinsic `typed` with the name, the text and the argument names of `body`."""
+    typed.__name__ = body.__name__
+    typed.__doc__ = body.__doc__
+    typed.__signature__ = inspect.signature(body)  # numba counts arguments by it; the emitter stands for the context
+    return intrinsic(typed)
+
+
+def emitted(body: Callable[..., None]) -> Any:
+    """Turn ``body(emitter, *values)`` into a function that kernels call.
+
+    The first argument of the call must be an array of the run's type: it decides the element type
+    of the emitter.
+    """
+
+    def typed(typingctx, *arguments):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, values):  # type: ignore[no-untyped-def]
+            ready = [
+                context.make_array(kind)(context, builder, value).data
+                if isinstance(kind, types.Array)
+                else context.cast(builder, value, kind, types.int64)
+                for kind, value in zip(signature.args, values, strict=True)
+            ]
+            body(Emitter(builder, signature.args[0].dtype), *ready)
+            return context.get_dummy_value()
+
+        return types.void(*arguments), codegen
+
+    return _intrinsic(typed, body)
+
+
+def constant(body: Callable[[Emitter, Any], int]) -> Any:
+    """Turn ``body(emitter, x)`` into a function of an array that is a constant in kernels."""
+
+    def typed(typingctx, x):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, values):  # type: ignore[no-untyped-def]
+            return ir.Constant(_I64, body(Emitter(builder, signature.args[0].dtype), x))
+
+        return types.int64(x), codegen
+
+    return _intrinsic(typed, body)
+
+
+@constant
+def lanes_of(e: Emitter, x: Any) -> int:
+    """Return the number of elements of an array in one vector."""
+    return e.lanes
+
+
+@emitted
+def copy_window(e, y, y_start, x, x_start, low, high):  # type: ignore[no-untyped-def]
+    """Copy one vector, y[y_start + i] = x[x_start + i] for low <= i < high, else 0.
+
+    All lanes of y are written; only the lanes in range are read from x.
+    """
+    value = e.load(e.at(x, x_start), e.mask(low, high))
+    e.store(value, e.at(y, y_start))
