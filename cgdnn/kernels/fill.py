@@ -22,13 +22,6 @@ def draw(key, counter, index):  # type: ignore[no-untyped-def]
     return (np.float64(random_u32(key, counter, index)) + 0.5) * _STEP
 
 
-@kernel(array(1), REAL, INT, INT)
-def fill_constant(x, value, begin, end):  # type: ignore[no-untyped-def]
-    """Write `value` to ``x[begin:end]``."""
-    for i in range(begin, end):
-        x[i] = value
-
-
 @kernel(array(1), REAL, REAL, INT, INT, INT, INT)
 def fill_uniform(x, low, high, key, counter, begin, end):  # type: ignore[no-untyped-def]
     """Write numbers distributed evenly between `low` and `high` to ``x[begin:end]``."""

@@ -1,0 +1,156 @@
+"""Batch normalization."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import ClassVar
+
+from cgdnn.kernels import norm as kernels
+from cgdnn.kernels._jit import Kernel
+from cgdnn.kernels.reduce import reduce_rows
+from cgdnn.layers._base import (
+    BEGIN,
+    END,
+    PIECE,
+    Argument,
+    Buffer,
+    Layer,
+    Operands,
+    Parameter,
+    Shape,
+    Step,
+    read,
+    read_all,
+    row,
+    rows,
+    update_all,
+    write,
+    write_all,
+)
+
+
+class BatchNorm(Layer):
+    """Subtract the mean of each channel and divide by its deviation: ``y = (x - m) / sqrt(v + eps)``.
+
+    Channels lie on axis 1; a bottom of one axis is one channel. In training m and v are the
+    mean and the biased variance of the batch. The gradient is
+    ``dx = (dy - mean(dy) - y mean(y dy)) / sqrt(v + eps)`` (Ioffe, Szegedy, "Batch normalization",
+    2015). There is no learned scale or offset: a Scale layer with ``bias_term`` follows.
+
+    Three blobs hold running sums, are never learned, and take part in no update: of means, of
+    variances (times m / (m - 1) for m values a channel), and of the factor that both are to be
+    divided by. Each training forward pass multiplies them by ``moving_average_fraction`` and adds
+    the batch's (1 for the factor); with iter_size so does every sub-iteration.
+
+    Fields of ``batch_norm_param``: ``use_global_stats`` (default: in TEST) uses the running sums
+    for m and v, both 0 while the factor is 0, and lets the gradient pass as through a constant
+    factor; ``moving_average_fraction`` (default 0.999); ``eps`` (default 1e-5). May run in place
+    (Caffe, batch_norm_layer.cpp).
+
+    Other than in Caffe, a bottom of one axis works.
+    """
+
+    in_place: ClassVar[bool] = True
+
+    def setup(self) -> None:
+        """Read the fields; refuse learning rates for the running sums."""
+        param = self.node.param.batch_norm_param
+        self._global = self.phase == "TEST"
+        if param.HasField("use_global_stats"):
+            self._global = param.use_global_stats
+        self._fraction = param.moving_average_fraction
+        self._eps = param.eps
+        for spec in self.node.param.param:
+            if spec.lr_mult != 0:
+                raise self.error(
+                    f"its blobs are running sums that cannot be learned; got lr_mult "
+                    f"{spec.lr_mult:g}, expected 0. Remove the param entries, and add a Scale "
+                    "layer for a learned scale and offset.",
+                    "param",
+                )
+
+    def infer_shapes(self, bottoms: list[Shape]) -> list[Shape]:
+        """Return the shape of the bottom."""
+        shape = bottoms[0]
+        if not shape:
+            raise self.error("got a bottom without axes, expected at least 1.", "bottom")
+        channels = shape[1] if len(shape) > 1 else 1
+        self._view = (shape[0], channels, prod(shape[2:]))
+        return [shape]
+
+    def parameters(self) -> list[Parameter]:
+        """Return the running sums of means and variances, and their factor."""
+        channels = (self._view[1],)
+        return [Parameter(shape, learned=False) for shape in (channels, channels, (1,))]
+
+    def forward(self, operands: Operands) -> list[Step]:
+        """Return steps that find mean and deviation, and one over samples that applies them."""
+        _, channels, _ = self._view
+        mean, inverse = operands.temporary("mean", (channels,)), self._inverse(operands)
+        x, y = read(operands.bottom[0], self._view), write(operands.top[0], self._view)
+        statistics = [read_all(mean), read_all(inverse)]
+        if self._global:
+            sums = [read_all(param) for param in operands.param]
+            return [
+                Step(
+                    kernels.bn_global,
+                    [*sums, write_all(mean), write_all(inverse), self._eps],
+                ),
+                self._step(kernels.bn_normalize, [x, y, *statistics], 0.3),
+            ]
+        partial = operands.partial("moments", (3, channels))
+        moments = self._step(kernels.bn_moments, [x, row(partial), PIECE], 0.8)
+        merge = Step(
+            kernels.bn_merge,
+            [
+                rows(partial),
+                write_all(mean),
+                write_all(inverse),
+                *(update_all(param) for param in operands.param),
+                self._fraction,
+                self._eps,
+            ],
+        )
+        if operands.propagate[0]:
+            kept = write(self._normalized(operands), self._view)
+            apply = self._step(kernels.bn_normalize_keep, [x, y, kept, *statistics], 0.4)
+        else:
+            apply = self._step(kernels.bn_normalize, [x, y, *statistics], 0.3)
+        return [moments, merge, apply]
+
+    def backward_data(self, operands: Operands) -> list[Step]:
+        """Return steps that sum the gradient by channel, and one over samples."""
+        n, channels, inner = self._view
+        dy, dx = read(operands.top_diff[0], self._view), write(operands.bottom_diff[0], self._view)
+        inverse = self._inverse(operands)
+        if self._global:
+            view = (n, 1, channels, inner)
+            arrays = [
+                read(operands.top_diff[0], view),
+                read_all(inverse, (1, channels)),
+                write(operands.bottom_diff[0], view),
+            ]
+            return [self._step(kernels.scale_multiply, arrays, 0.3)]
+        y = read(self._normalized(operands), self._view)
+        partial = operands.partial("sums", (2 * channels,))
+        sums = operands.temporary("sum", (2 * channels,))
+        share = 1.0 / (n * inner)
+        return [
+            self._step(kernels.bn_backward_sums, [y, dy, row(partial), PIECE], 1.0),
+            Step(reduce_rows, [rows(partial), write_all(sums), 0.0, BEGIN, END], 2 * channels),
+            self._step(
+                kernels.bn_backward, [y, dy, dx, read_all(sums), read_all(inverse), share], 0.4
+            ),
+        ]
+
+    def _step(self, kernel: Kernel, arguments: list[Argument], nanoseconds: float) -> Step:
+        n, channels, inner = self._view
+        return Step(
+            kernel, [*arguments, BEGIN, END], extent=n, cost=nanoseconds * channels * inner
+        )
+
+    def _inverse(self, operands: Operands) -> Buffer:
+        return operands.state("inverse", (self._view[1],))
+
+    def _normalized(self, operands: Operands) -> Buffer:
+        return operands.state("normalized", self.bottom_shapes[0])
