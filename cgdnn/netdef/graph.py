@@ -102,6 +102,10 @@ class Graph:
     force_backward: bool
     warnings: list[str]
 
+    def message(self) -> pb.NetParameter:
+        """Return the net as Caffe stores it with weights: selected layers, Splits included."""
+        return pb.NetParameter(name=self.name, layer=[node.param for node in self.nodes])
+
 
 def build_graph(net: Located, phase: str, level: int = 0, stages: Sequence[str] = ()) -> Graph:
     """Build the graph of `net` for one state.

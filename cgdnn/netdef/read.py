@@ -21,6 +21,7 @@ from cgdnn.netdef.text import (
     Located,
     Place,
     did_you_mean,
+    is_binary,
     is_repeated,
     parse_text,
     top_level_fields,
@@ -97,7 +98,7 @@ def is_solver_text(path: str | os.PathLike[str]) -> bool:
         The file cannot be read.
     """
     data = _read_bytes(path)
-    if _is_binary(data):
+    if is_binary(data):
         return False
     solver, net = (m.DESCRIPTOR.fields_by_name for m in (pb.SolverParameter, pb.NetParameter))
     for name in top_level_fields(_decode(data, os.fspath(path))):
@@ -174,7 +175,7 @@ def _read(source: Any, message_class: type[Message], kind: str) -> Located:
         return Located(copied, Place(kind))
     filename = os.fspath(source)
     data = _read_bytes(filename)
-    if not _is_binary(data):
+    if not is_binary(data):
         return parse_text(_decode(data, filename), message_class, filename)
     try:
         message = message_class.FromString(data)
@@ -197,11 +198,6 @@ def _read_bytes(path: str | os.PathLike[str]) -> bytes:
         ) from None
     except OSError as error:
         raise DescriptionError(f"{os.fspath(path)}: cannot be read: {error.strerror}.") from None
-
-
-def _is_binary(data: bytes) -> bool:
-    """Tell a serialized message from text: its tags and lengths are control characters."""
-    return any(byte < 9 for byte in data)
 
 
 def _decode(data: bytes, filename: str) -> str:

@@ -199,6 +199,11 @@ def parse_text(
     return _Parser(text, filename, numbered).parse(message_class)
 
 
+def is_binary(data: bytes) -> bool:
+    """Tell a serialized message from text: its tags and lengths are control characters."""
+    return re.search(rb"[\x00-\x08]", data) is not None
+
+
 def top_level_fields(text: str) -> list[str]:
     """Return the field names that stand outside all braces, without checking anything else."""
     names = []
