@@ -86,9 +86,7 @@ def bn_moments(x, partial, piece, begin, end):  # type: ignore[no-untyped-def]
         partial[piece, 2, c] = squares
 
 
-@kernel(
-    array(3), array(1), array(1), array(1), array(1), array(1), REAL, REAL
-)
+@kernel(array(3), array(1), array(1), array(1), array(1), array(1), REAL, REAL)
 def bn_merge(  # type: ignore[no-untyped-def]
     partial, mean, inverse, mean_sum, variance_sum, factor, fraction, eps
 ):

@@ -32,9 +32,7 @@ def clip_factor(sums, factor, clip, average):  # type: ignore[no-untyped-def]
     factor[0] = scale
 
 
-@kernel(
-    array(1), array(1), array(1), array(1), array(2), REAL, REAL, REAL, REAL, INT, INT, INT
-)
+@kernel(array(1), array(1), array(1), array(1), array(2), REAL, REAL, REAL, REAL, INT, INT, INT)
 def sgd_update(  # type: ignore[no-untyped-def]
     w, dw, history, factor, bad, rate, momentum, decay_l2, decay_l1, piece, begin, end
 ):
@@ -53,16 +51,14 @@ def sgd_update(  # type: ignore[no-untyped-def]
             v = w[i] - h
             history[i] = h
             w[i] = v
-            seen |= not v - v == v - v
+            seen |= v - v != v - v  # true for NaN and infinity only
     else:
         zero, one = w.dtype.type(0), w.dtype.type(1)
         for i in range(begin, end):
             sign = (one if w[i] > zero else zero) - (one if w[i] < zero else zero)
-            h = momentum * history[i] + rate * (
-                scale * dw[i] + decay_l2 * w[i] + decay_l1 * sign
-            )
+            h = momentum * history[i] + rate * (scale * dw[i] + decay_l2 * w[i] + decay_l1 * sign)
             v = w[i] - h
             history[i] = h
             w[i] = v
-            seen |= not v - v == v - v
+            seen |= v - v != v - v  # true for NaN and infinity only
     bad[piece, 0] = 1 if seen else 0

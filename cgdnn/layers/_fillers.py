@@ -118,7 +118,9 @@ def filler_problem(filler: FillerParameter) -> str | None:
     if filler.type not in TYPES:
         close = difflib.get_close_matches(filler.type, TYPES, n=1)
         hint = f'Did you mean "{close[0]}"?' if close else "Use one of these."
-        return f'unknown filler type; got "{filler.type}", expected one of {", ".join(TYPES)}. {hint}'
+        return (
+            f'unknown filler type; got "{filler.type}", expected one of {", ".join(TYPES)}. {hint}'
+        )
     if filler.sparse >= 0 and filler.type != "gaussian":
         return (
             f'filler "{filler.type}" knows no sparse; got {filler.sparse}, expected -1. '

@@ -50,12 +50,10 @@ def explain_label(layer: Layer, view: tuple[int, int, int, int]) -> Callable[[in
         place = f"sample {sample}" + (f", position {position}" if view[1] * view[3] > 1 else "")
         scores, labels = layer.node.param.bottom[:2]
         text = f"{value:.0f}" if value.is_integer() else f"{value:g}"
-        wrong = (
-            f"is outside 0..{view[2] - 1}" if value.is_integer() else "is not a whole number"
-        )
+        wrong = f"is outside 0..{view[2] - 1}" if value.is_integer() else "is not a whole number"
         return DataError(
             f'{layer.node.at()}: {layer.node.label}: "{labels}", {place} of the batch: label '
-            f'{text} {wrong}; got {text}, expected a whole number in 0..{view[2] - 1}, the range '
+            f"{text} {wrong}; got {text}, expected a whole number in 0..{view[2] - 1}, the range "
             f'of "{scores}" ({view[2]} classes). Correct the labels, give "{scores}" more '
             "outputs, or set ignore_label."
         )

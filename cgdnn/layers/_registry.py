@@ -11,6 +11,7 @@ from functools import lru_cache
 import cgdnn.layers
 from cgdnn.errors import DescriptionError
 from cgdnn.layers._base import Layer
+from cgdnn.layers._fillers import check_fillers
 from cgdnn.netdef.graph import Node
 
 
@@ -39,7 +40,7 @@ def make_layer(node: Node, phase: str) -> Layer:
     Raises
     ------
     DescriptionError
-        The type is unknown, or the layer refuses its parameters.
+        The type is unknown, or a field is wrong for it.
     """
     types = layer_types()
     if node.type not in types:
@@ -48,4 +49,5 @@ def make_layer(node: Node, phase: str) -> Layer:
         raise DescriptionError(
             f'{node.at("type")}: layer "{node.name}": unknown layer type "{node.type}". {hint}'
         )
+    check_fillers(node)
     return types[node.type](node, phase)

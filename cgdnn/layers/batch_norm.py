@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import ClassVar
 
@@ -30,7 +31,7 @@ from cgdnn.layers._base import (
 
 
 class BatchNorm(Layer):
-    """Subtract the mean of each channel and divide by its deviation: ``y = (x - m) / sqrt(v + eps)``.
+    """Normalize each channel to mean 0 and variance 1: ``y = (x - m) / sqrt(v + eps)``.
 
     Channels lie on axis 1; a bottom of one axis is one channel. In training m and v are the
     mean and the biased variance of the batch. The gradient is
@@ -143,11 +144,9 @@ class BatchNorm(Layer):
             ),
         ]
 
-    def _step(self, kernel: Kernel, arguments: list[Argument], nanoseconds: float) -> Step:
+    def _step(self, kernel: Kernel, arguments: Sequence[Argument], nanoseconds: float) -> Step:
         n, channels, inner = self._view
-        return Step(
-            kernel, [*arguments, BEGIN, END], extent=n, cost=nanoseconds * channels * inner
-        )
+        return Step(kernel, [*arguments, BEGIN, END], extent=n, cost=nanoseconds * channels * inner)
 
     def _inverse(self, operands: Operands) -> Buffer:
         return operands.state("inverse", (self._view[1],))

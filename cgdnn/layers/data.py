@@ -13,6 +13,7 @@ from cgdnn.data.database import DatumSource
 from cgdnn.data.hdf5 import HDF5Source
 from cgdnn.data.prefetch import Prefetcher
 from cgdnn.data.transform import Transform
+from cgdnn.errors import DataError
 from cgdnn.kernels.random import uniform_u32
 from cgdnn.layers._base import Count, DataLayer, Operands, Shape, Step, write_all
 from cgdnn.netdef.read import find_file
@@ -51,7 +52,10 @@ class _BatchLayer(DataLayer):
         """Open the source and return the shapes of its batches."""
         if self.without_data:
             return self._declared_shapes()
-        self._source = self._open(lambda stream, index: uniform_u32(self._key, stream, index))
+        try:
+            self._source = self._open(lambda stream, index: uniform_u32(self._key, stream, index))
+        except DataError as error:
+            raise self._named(error) from error
         self.warnings += self._source.warnings
         return [tuple(shape) for shape in self._source.shapes]
 
@@ -76,9 +80,18 @@ class _BatchLayer(DataLayer):
             assert self._source is not None, "a net without data cannot run"
             self._prefetcher = Prefetcher(self._source, tops[0].dtype, self._depth)
             self._prefetcher.seek(self._position + self._skipped())
-        for top, array in zip(tops, self._prefetcher.next(), strict=True):
+        try:
+            batch = self._prefetcher.next()
+        except DataError as error:
+            raise self._named(error) from error
+        for top, array in zip(tops, batch, strict=True):
             top[...] = array
         self._position += self._batch_size
+
+    def _named(self, error: DataError) -> DataError:
+        """Return the error with the layer's name in it."""
+        text = str(error)
+        return error if self.node.label in text else DataError(f"{self.node.label}: {text}")
 
     def _skipped(self) -> int:
         """Return how many records lie before position 0."""

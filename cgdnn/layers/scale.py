@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import ClassVar
 
@@ -35,7 +36,7 @@ from cgdnn.proto.cgdnn_pb2 import FillerParameter
 
 
 class Scale(Layer):
-    """Multiply by a factor that is broadcast over the other axes, and add an offset: ``y = w x + b``.
+    """Multiply by a broadcast factor and add an offset: ``y = w x + b``.
 
     The factor's axes are those of bottom 0 from ``axis`` on: with a second bottom it is that blob,
     whose gradient flows back; else it is a learned blob. Gradients: ``dx = w dy``,
@@ -202,6 +203,6 @@ class Scale(Layer):
             ),
         ]
 
-    def _step(self, kernel: Kernel, arguments: list[Argument], nanoseconds: float) -> Step:
+    def _step(self, kernel: Kernel, arguments: Sequence[Argument], nanoseconds: float) -> Step:
         n, r, d, i = self._view
         return Step(kernel, [*arguments, BEGIN, END], extent=n, cost=nanoseconds * r * d * i)
