@@ -57,8 +57,11 @@ _OPTIONS = {"error_model": "numpy", "nopython": True}
 _lock = threading.RLock()
 _REALS = {"float32": types.float32, "float64": types.float64}
 
-device = register_jitable
-"""Decorator of a function that kernels call: ordinary Python outside, inlined inside."""
+device = register_jitable(error_model=_OPTIONS["error_model"], forceinline=True)
+"""Decorator of a function that kernels call: ordinary Python outside, inlined inside.
+
+Without its own error model such a function would test every divisor for zero.
+"""
 
 
 @dataclass(frozen=True)
