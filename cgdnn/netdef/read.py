@@ -7,6 +7,7 @@ data is opened. The checks of counts are those of Caffe's ``Solver::InitTrainNet
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import os
@@ -177,14 +178,14 @@ def _read(source: Any, message_class: type[Message], kind: str) -> Located:
     data = _read_bytes(filename)
     if not is_binary(data):
         return parse_text(_decode(data, filename), message_class, filename)
-    try:
-        message = message_class.FromString(data)
-    except DecodeError:
-        message = message_class()
-    if not isinstance(message, pb.NetParameter) or not (message.layer or message.layers):
+    message = pb.NetParameter()
+    with contextlib.suppress(DecodeError):
+        message.ParseFromString(data)
+    if message_class is not pb.NetParameter or not (message.layer or message.layers):
+        binary = " or a binary net" if message_class is pb.NetParameter else ""
         raise DescriptionError(
-            f"{filename}: is neither the text of a {kind} nor a binary net with layers. "
-            "Check that it is the file you meant, and whole."
+            f"{filename}: is not the text of a {kind}{binary}, or is damaged. "
+            "Check that it is the file you meant, and that text is saved as UTF-8."
         )
     return Located(message, Place(filename))
 

@@ -54,7 +54,11 @@ class Place:
         values = self.children.get(name, [])
         if index < len(values):
             return values[index]
-        return Place(self.filename, self.line, self.column)
+        return self.twin()
+
+    def twin(self, children: dict[str, list[Place]] | None = None) -> Place:
+        """Return a new place at the same position, with other children."""
+        return Place(self.filename, self.line, self.column, children or {})
 
     def at(self, *path: str | int) -> Place:
         """Return the place of the value at `path`, or of the nearest known one around it."""
@@ -343,7 +347,7 @@ class _Parser:
         if self._accept("]"):
             return
         while True:
-            self._read_value(descriptor, Place(place.filename, place.line, place.column))
+            self._read_value(descriptor, place.twin())
             if self._accept("]"):
                 return
             if not self._accept(","):

@@ -282,9 +282,9 @@ def _v0_layer(net: Located, old: Any, old_place: Place) -> tuple[Any, Place]:
     """Return the V1 form of a V0 layer; a layer that is V1 already is returned unchanged."""
     if not old.HasField("layer"):
         return old, old_place
-    new, place = _V1(bottom=old.bottom, top=old.top), Place(**vars(old_place))
-    inner = place.child("layer")
-    place.children = {n: v for n, v in place.children.items() if n in ("bottom", "top")}
+    inner = old_place.child("layer")
+    new = _V1(bottom=old.bottom, top=old.top)
+    place = old_place.twin({name: old_place.children.get(name, []) for name in ("bottom", "top")})
     kind = old.layer.type
     for descriptor, value in old.layer.ListFields():
         name = descriptor.name
@@ -317,7 +317,7 @@ def _v0_layer(net: Located, old: Any, old_place: Place) -> tuple[Any, Place]:
 def _inside(layer: Any, place: Place, name: str, made_at: Place) -> tuple[Any, Place]:
     """Return the message `name` of `layer` and its place, made at `made_at` when it is new."""
     if name not in place.children:
-        place.add(name, Place(made_at.filename, made_at.line, made_at.column))
+        place.add(name, made_at.twin())
     return getattr(layer, name), place.children[name][0]
 
 
@@ -348,7 +348,7 @@ def _v1_layer(old: Any, place: Place, new: Any) -> None:
             if len(new.param) <= index:
                 new.param.add()
                 made_at = lists[name][index] if index < len(lists[name]) else place
-                place.add("param", Place(made_at.filename, made_at.line, made_at.column))
+                place.add("param", made_at.twin())
             setattr(new.param[index], target, value)
             place.children["param"][index].children[target] = lists[name][index : index + 1]
 
@@ -368,32 +368,22 @@ def _upgrade_input(net: Located) -> None:
         complete = len(sizes) == len(names)
     else:
         sizes = [list(message.input_dim[i : i + 4]) for i in range(0, len(message.input_dim), 4)]
-        shapes = [
-            Place(net.filename, dims[i].line, dims[i].column, {"dim": dims[i : i + 4]})
-            for i in range(0, len(dims), 4)
-        ]
+        shapes = [dims[i].twin({"dim": dims[i : i + 4]}) for i in range(0, len(dims), 4)]
         complete = len(message.input_dim) == 4 * len(names)
+    start = tops[0] if tops else place
+    if not complete and (tops or sizes):
+        raise DescriptionError(
+            f"{start}: {len(names)} input with {len(message.input_shape)} input_shape and "
+            f"{len(message.input_dim)} input_dim, expected one input_shape or four input_dim "
+            "for each input."
+        )
     if sizes:
-        start = tops[0] if tops else place
-        if not complete:
-            raise DescriptionError(
-                f"{start}: {len(names)} input with {len(message.input_shape)} input_shape and "
-                f"{len(message.input_dim)} input_dim, expected one input_shape or four input_dim "
-                "for each input."
-            )
         layer = pb.LayerParameter(name="input", type="Input", top=names)
         for dim in sizes:
             layer.input_param.shape.add(dim=dim)
         message.layer.insert(0, layer)
-        param_place = Place(net.filename, start.line, start.column, {"shape": shapes})
-        place.children.setdefault("layer", []).insert(
-            0,
-            Place(
-                net.filename,
-                start.line,
-                start.column,
-                {"top": tops, "input_param": [param_place]},
-            ),
-        )
+        param_place = start.twin({"shape": shapes})
+        layer_place = start.twin({"top": tops, "input_param": [param_place]})
+        place.children.setdefault("layer", []).insert(0, layer_place)
     for name in ("input", "input_shape", "input_dim"):
         message.ClearField(name)
