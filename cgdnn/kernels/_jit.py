@@ -124,9 +124,7 @@ class Kernel:
 KERNELS: dict[str, Kernel] = {}
 
 
-def kernel(
-    *arguments: Argument, status: bool = False
-) -> Callable[[Callable[..., Any]], Kernel]:
+def kernel(*arguments: Argument, status: bool = False) -> Callable[[Callable[..., Any]], Kernel]:
     """Declare a function as a kernel with these argument types.
 
     A kernel with `status` returns an integer on every path: 0, or what its layer can explain.
@@ -279,8 +277,18 @@ def compile_native(function: Callable[..., Any], signature: Any, *, cached: bool
 
 
 # What a cache that is full, read-only, torn or written by something else raises while loading.
-_CACHE_ERRORS = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError,
-                 ImportError, RuntimeError, pickle.PickleError)
+_CACHE_ERRORS = (
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    ImportError,
+    RuntimeError,
+    pickle.PickleError,
+)
 _ENTRY = types.int64(types.CPointer(types.int64), types.int64)
 
 

@@ -62,3 +62,12 @@ def sgd_update(  # type: ignore[no-untyped-def]
             w[i] = v
             seen |= v - v != v - v  # true for NaN and infinity only
     bad[piece, 0] = 1 if seen else 0
+
+
+@kernel(array(1), status=True)
+def check_finite(x):  # type: ignore[no-untyped-def]
+    """Return 1 + the position of the first element that is not finite, 0 if all are."""
+    for i in range(x.shape[0]):
+        if not x[i] - x[i] == x[i] - x[i]:
+            return i + 1
+    return 0

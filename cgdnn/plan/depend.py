@@ -4,6 +4,9 @@ The tasks come in program order; a task waits for the last writers of what it re
 last writers and later readers of what it writes. Ranges are kept as a sorted list of segments a
 space. Where a task would wait for many others, a join is put between, so that P pieces after Q
 pieces cost P + Q edges and not P * Q.
+
+A gate waits for all tasks that nothing waits for yet, and so for everything before it; everything
+after it waits for the gate.
 """
 
 from __future__ import annotations
@@ -88,6 +91,7 @@ def connect(tasks: Iterable[Task]) -> tuple[list[Task], list[list[int]], list[in
     ordered: list[Task] = []
     before: list[set[int]] = []
     spaces: dict[int, _Space] = {}
+    gate: set[int] = set()
 
     def add(task: Task, waits: set[int]) -> int:
         ordered.append(task)
@@ -98,7 +102,11 @@ def connect(tasks: Iterable[Task]) -> tuple[list[Task], list[list[int]], list[in
         return add(Task(f"{access.buffer.name}.join", -1, None), waits)
 
     for task in tasks:
-        waits: set[int] = set()
+        if task.gate:
+            waited = set().union(*before) if before else set()
+            gate = {add(task, {i for i in range(len(ordered)) if i not in waited} | gate)}
+            continue
+        waits: set[int] = set(gate)
         accesses = [access for access in task.accesses if access.start < access.stop]
         for access in accesses:
             space = spaces.setdefault(access.space, _Space())

@@ -6,7 +6,7 @@ so the whole iteration and a partial `Net.forward(start=, end=)` come out of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -35,6 +35,7 @@ class Work:
     label: str
     layer: int
     step: Step
+    gate: bool = False
 
 
 class Lowering:
@@ -77,7 +78,7 @@ class Lowering:
         first: int,
         last: int,
         *,
-        update: Callable[[], Sequence[tuple[str, Step]]] | None = None,
+        update: Sequence[Work] = (),
         fresh: Mapping[tuple[int, str], frozenset[str]] | None = None,
     ) -> Program:
         """Return the program of these parts over the layers [first, last).
@@ -86,8 +87,8 @@ class Lowering:
         ----------
         parts : sequence of str
             Any of "forward", "backward", "update", in the order in which they run.
-        update : callable, optional
-            Gives the labelled steps of the part "update".
+        update : sequence of Work
+            The steps of the part "update" (see `cgdnn.plan.update`).
         fresh : mapping, optional
             Which layouts of which blobs are up to date before the run; N, C, H, W where absent.
         """
@@ -102,9 +103,18 @@ class Lowering:
                     if self.assembly.layers[index].needs_backward:
                         works += self._pass(index, "backward_weights", homes)
                         works += self._pass(index, "backward_data", homes)
-            elif update is not None:
-                works += [Work(label, -1, step) for label, step in update()]
+            else:
+                works += update
         return self._finish(works, homes.fresh)
+
+    def export(
+        self, blob: int, kind: str, fresh: Mapping[tuple[int, str], frozenset[str]]
+    ) -> Program:
+        """Return the program that brings a blob up to date in N, C, H, W order."""
+        homes = _Homes(self.assembly, dict(fresh))
+        _, steps = homes.want(blob, kind, layouts.NCHW)
+        name = f"{self.assembly.blobs[blob].name}.{kind}.to_{layouts.NCHW}"
+        return self._finish([Work(name, -1, step) for step in steps], homes.fresh)
 
     def _pass(self, index: int, which: str, homes: _Homes) -> Iterator[Work]:
         planned = self.assembly.layers[index]
@@ -246,9 +256,7 @@ class _Homes:
         if layouts.NCHW not in fresh:
             source = next(iter(sorted(fresh)))
             plain = self.home(blob, kind, layouts.NCHW)
-            steps.append(
-                layouts.reorder_step(self.home(blob, kind, source), source, plain, shape)
-            )
+            steps.append(layouts.reorder_step(self.home(blob, kind, source), source, plain, shape))
         if layout != layouts.NCHW:
             plain = self.home(blob, kind, layouts.NCHW)
             steps.append(layouts.reorder_step(plain, layouts.NCHW, buffer, shape))
@@ -281,4 +289,4 @@ def _cut(work: Work, lowering: Lowering) -> Iterator[Task]:
             buffer.rows = len(ranges)
     for piece, (begin, end) in enumerate(ranges):
         name = work.label if len(ranges) == 1 else f"{work.label}[{begin}:{end}]"
-        yield Task(name, work.layer, step, begin, end, piece)
+        yield Task(name, work.layer, step, begin, end, piece, work.gate)

@@ -135,9 +135,8 @@ def assemble(
         if isinstance(layer, DataLayer):
             layer.without_data = without_data
             hints = shape_hints or {}
-            layer.shape_hint = next(
-                (hints[graph.blobs[t].name] for t in node.tops if graph.blobs[t].name in hints), None
-            )
+            named = (graph.blobs[top].name for top in node.tops)
+            layer.shape_hint = next((hints[name] for name in named if name in hints), None)
         bottoms = [_made(blobs[i]) for i in node.bottoms]
         layer.bottom_shapes = [blob.shape for blob in bottoms]
         layer.top_shapes = layer.infer_shapes(layer.bottom_shapes)
@@ -236,9 +235,7 @@ def _add_params(
     return indices
 
 
-def _check_shared(
-    layer: Layer, owner: PlannedParam, parameter: Parameter, spec: ParamSpec
-) -> None:
+def _check_shared(layer: Layer, owner: PlannedParam, parameter: Parameter, spec: ParamSpec) -> None:
     permissive = spec.share_mode == ParamSpec.PERMISSIVE
     same = (
         prod(owner.declared.shape) == prod(parameter.shape)

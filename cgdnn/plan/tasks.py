@@ -40,6 +40,8 @@ class Task:
     begin: int = 0
     end: int = 1
     piece: int = 0
+    gate: bool = False
+    """Whether it waits for everything before it, and everything after it waits for it."""
     accesses: list[Access] = field(default_factory=list)
 
 
@@ -55,7 +57,7 @@ class Program:
     waits : list of int
         For each task, how many tasks it waits for.
     places : dict
-        Short-lived buffer -> byte offset in the arena; scratch buffer -> offset in a worker's block.
+        Short-lived buffer -> byte offset in the arena; scratch -> offset in a worker's block.
     arena_bytes, scratch_bytes : int
         Size of the arena, and of one worker's scratch block.
     fresh : dict

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cgdnn.kernels._jit import ENTRY_TYPE
+from cgdnn.layers._base import Slot
 
 FAILED = -1
 """Status of a Python task that raised."""
@@ -21,6 +22,8 @@ class PythonTasks:
 
     def __init__(self) -> None:
         self.raised: dict[int, BaseException] = {}
+        self.numbers: dict[str, float] = {}
+        """What the slots among the arguments stand for, by name."""
         self._calls: dict[int, tuple[Callable[..., None], Sequence[Any]]] = {}
         self._callback = ENTRY_TYPE(self._run)
 
@@ -35,7 +38,7 @@ class PythonTasks:
         task = ctypes.c_int64.from_address(slots).value
         function, arguments = self._calls[task]
         try:
-            function(*arguments)
+            function(*(self.numbers[a.name] if isinstance(a, Slot) else a for a in arguments))
         except BaseException as error:  # noqa: BLE001  it is raised again by the caller of the run
             self.raised[task] = error
             return FAILED

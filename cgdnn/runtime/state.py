@@ -7,7 +7,6 @@ counter of random numbers) are patched into their slots by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +43,7 @@ class State:
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
         self._arrays: dict[Buffer, Array] = {}
-        self._arena = allocate(0)
+        self._shared = {"arena": allocate(0), "scratch": allocate(0)}
 
     def numpy_type(self, buffer: Buffer) -> np.dtype[Any]:
         """Return the element type of `buffer`."""
@@ -65,11 +64,14 @@ class State:
         """Let `buffer` be this array, which belongs to another net (shared weights)."""
         self._arrays[buffer] = array
 
-    def arena(self, size: int) -> npt.NDArray[np.uint8]:
-        """Return the arena, grown to at least `size` bytes; programs of a net never overlap."""
-        if self._arena.size < size:
-            self._arena = allocate(size)
-        return self._arena
+    def shared(self, name: str, size: int) -> npt.NDArray[np.uint8]:
+        """Return the memory "arena" or "scratch", grown to at least `size` bytes.
+
+        All programs of a net use the same, since they never run at the same time.
+        """
+        if self._shared[name].size < size:
+            self._shared[name] = allocate(size)
+        return self._shared[name]
 
 
 @dataclass(eq=False)
@@ -107,6 +109,7 @@ class BoundProgram:
 
     def patch(self, name: str, value: float) -> None:
         """Set the number `name` in every slot that asks for it (nothing where none does)."""
+        self.python.numbers[name] = int(value) if name == "counter" else value
         places = self._patches.get(name)
         if places is not None:
             self._memory[places] = int(value) if name == "counter" else real_bits(value)
@@ -124,8 +127,8 @@ def bind(program: Program, state: State, workers: int) -> BoundProgram:
         How many workers may run the program; each has a scratch block.
     """
     stride = aligned(program.scratch_bytes)
-    scratch = allocate(stride * workers)
-    arena = allocate(program.arena_bytes)
+    scratch = state.shared("scratch", stride * workers)
+    arena = state.shared("arena", program.arena_bytes)
     memory: list[int] = []
     starts: list[int] = []
     entries: list[int] = []
@@ -200,9 +203,3 @@ def bind(program: Program, state: State, workers: int) -> BoundProgram:
         {name: np.array(places, np.int64) for name, places in patches.items()},
         [scratch, arena],
     )
-
-
-def patch_all(programs: Mapping[Any, BoundProgram], name: str, value: float) -> None:
-    """Patch a number in each of these programs."""
-    for program in programs.values():
-        program.patch(name, value)

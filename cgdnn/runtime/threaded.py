@@ -30,7 +30,7 @@ import numpy as np
 from numba import types
 
 from cgdnn import machine
-from cgdnn.errors import InternalError, UsageError
+from cgdnn.errors import UsageError
 from cgdnn.kernels._jit import compile_native, device
 from cgdnn.kernels.native import (
     call_task,
@@ -254,9 +254,7 @@ def _call(control, job):  # type: ignore[no-untyped-def]
         if load(job + _HEAD) & _TASK_BITS == 0 and not _done(job):
             store(job + _WAITING, 1)
             while (
-                load(job + _WAITING) == 1
-                and load(job + _HEAD) & _TASK_BITS == 0
-                and not _done(job)
+                load(job + _WAITING) == 1 and load(job + _HEAD) & _TASK_BITS == 0 and not _done(job)
             ):
                 sleep_while_equal(job + _WAITING, 1)
             store(job + _WAITING, 0)

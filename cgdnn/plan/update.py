@@ -1,0 +1,160 @@
+"""The part of an iteration that moves the weights: check, clip, update, as steps of the plan.
+
+A gate stands before it: no weight changes before the whole backward pass has succeeded and the
+loss is finite, so an iteration that fails leaves the weights as they were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, prod
+
+from cgdnn.errors import CgdnnError, NonFiniteError
+from cgdnn.kernels._jit import Kernel
+from cgdnn.kernels.reduce import reduce_rows
+from cgdnn.kernels.update import check_finite, clip_factor, sum_squares
+from cgdnn.layers._base import (
+    BEGIN,
+    END,
+    PIECE,
+    Buffer,
+    Slot,
+    Step,
+    Use,
+    read,
+    read_all,
+    row,
+    rows,
+    update,
+    write_all,
+)
+from cgdnn.plan.lower import Work
+from cgdnn.plan.shapes import Assembly
+
+
+@dataclass(frozen=True)
+class UpdateRule:
+    """How a solver moves one parameter.
+
+    Attributes
+    ----------
+    kernel : Kernel
+        Takes (w, dw, one array for each history, factor, bad, rate, the scalars, decay_l2,
+        decay_l1, piece, begin, end).
+    histories : int
+        Arrays of the parameter's size that the rule keeps.
+    scalars : tuple of str
+        Names of the numbers that the solver sets, such as "momentum".
+    """
+
+    kernel: Kernel
+    histories: int
+    scalars: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """The update part of a net's plan, and the buffers that the solver looks at.
+
+    Attributes
+    ----------
+    works : list of Work
+    history : list of Buffer
+        All parameters' first history, then all second ones, as in Caffe's solver states.
+    bad : dict
+        Parameter index -> the partial in which a row is 1 where a weight became non-finite.
+    """
+
+    works: list[Work]
+    history: list[Buffer]
+    bad: dict[int, Buffer]
+
+
+def plan_update(assembly: Assembly, rule: UpdateRule, clip: float) -> Update:
+    """Return the steps that update every learned parameter by `rule`.
+
+    The solver patches ``average`` (one over iter_size), ``rate.<i>``, ``decay_l2.<i>`` and
+    ``decay_l1.<i>`` for parameter i, and the rule's scalars.
+
+    Parameters
+    ----------
+    clip : float
+        ``clip_gradients``; negative for no clipping.
+    """
+    learned = assembly.learned
+    works = [Work("update.check_loss", -1, _check_step(assembly), gate=True)]
+    works += _factor_works(assembly, clip)
+    factor = works[-1].step.arguments[1]  # what clip_factor writes
+    assert isinstance(factor, Use)
+    histories: list[list[Buffer]] = [[] for _ in range(rule.histories)]
+    bad: dict[int, Buffer] = {}
+    for index in learned:
+        param = assembly.params[index]
+        size = prod(param.declared.shape)
+        flat = (size,)
+        own = [
+            Buffer(f"{param.label}.history{number}", param.declared.shape, kind="history")
+            for number in range(rule.histories)
+        ]
+        for buffers, buffer in zip(histories, own, strict=True):
+            buffers.append(buffer)
+        bad[index] = Buffer(f"{param.label}.bad", (1,), kind="partial")
+        step = Step(
+            rule.kernel,
+            [
+                update(param.data, flat),
+                read(param.diff, flat),
+                *(update(buffer, flat) for buffer in own),
+                read_all(factor.buffer),
+                row(bad[index]),
+                Slot(f"rate.{index}"),
+                *(Slot(name) for name in rule.scalars),
+                Slot(f"decay_l2.{index}"),
+                Slot(f"decay_l1.{index}"),
+                PIECE,
+                BEGIN,
+                END,
+            ],
+            extent=size,
+            cost=0.6,
+        )
+        works.append(Work(f"{param.label}.update", -1, step))
+    return Update(works, [buffer for buffers in histories for buffer in buffers], bad)
+
+
+def _check_step(assembly: Assembly) -> Step:
+    """Return the step that fails where a loss is not finite."""
+    losses = [
+        assembly.blobs[top]
+        for planned in assembly.layers
+        for top, weight in zip(planned.node.tops, planned.loss_weights, strict=True)
+        if weight
+    ]
+    loss = losses[0]
+
+    def explain(_status: int) -> CgdnnError:
+        return NonFiniteError(f'the loss "{loss.name}" is not finite')
+
+    return Step(check_finite, [read_all(loss.data, (prod(loss.shape),))], explain=explain)
+
+
+def _factor_works(assembly: Assembly, clip: float) -> list[Work]:
+    """Return the steps that compute what gradients are multiplied by; the last one writes it."""
+    factor = Buffer("update.factor", (1,), kind="temporary")
+    total = Buffer("update.squares", (1,), kind="state")  # stays zero where nothing is clipped
+    works = []
+    for position, index in enumerate(assembly.learned if clip >= 0 else ()):
+        param = assembly.params[index]
+        size = prod(param.declared.shape)
+        part = Buffer(f"{param.label}.squares", (1,), kind="partial")
+        squares = Step(
+            sum_squares,
+            [read(param.diff, (size,)), row(part), PIECE, BEGIN, END],
+            extent=size,
+            cost=0.2,
+        )
+        add = Step(reduce_rows, [rows(part), update(total), float(position > 0), BEGIN, END])
+        works += [Work(f"{param.label}.squares", -1, step) for step in (squares, add)]
+    limit = clip if clip >= 0 else inf
+    step = Step(clip_factor, [read_all(total, (1, 1)), write_all(factor), limit, Slot("average")])
+    return [*works, Work("update.factor", -1, step)]

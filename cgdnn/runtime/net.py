@@ -1,0 +1,540 @@
+"""The net that users hold."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cgdnn import machine
+from cgdnn.errors import CgdnnError, RunError, UsageError
+from cgdnn.kernels.random import key_of
+from cgdnn.layers._base import Buffer, DataLayer, Shape
+from cgdnn.layers._fillers import fill
+from cgdnn.netdef.graph import build_graph
+from cgdnn.netdef.read import read_net
+from cgdnn.netdef.weights import read_weights, write_weights
+from cgdnn.plan.lower import Fresh, Lowering, Work
+from cgdnn.plan.shapes import Assembly, PlannedParam, assemble
+from cgdnn.proto.cgdnn_pb2 import NetParameter
+from cgdnn.runtime.blob import Array, Blob
+from cgdnn.runtime.python_task import FAILED
+from cgdnn.runtime.serial import run_serial
+from cgdnn.runtime.state import State, bind
+from cgdnn.runtime.threaded import ThreadedRun
+
+log = logging.getLogger("cgdnn")
+
+DEFAULT_SEED = 1
+
+
+@dataclass(frozen=True)
+class LayerView:
+    """A layer as users see it."""
+
+    name: str
+    type: str
+    blobs: list[Blob]
+
+
+@dataclass(frozen=True)
+class TaskTime:
+    """One task of a traced run: begin and end in nanoseconds of the monotonic clock."""
+
+    name: str
+    layer: int
+    begin: int
+    end: int
+    worker: int
+
+
+class Net:
+    """A network: its blobs, its parameters, and the passes over it.
+
+    Parameters
+    ----------
+    source : path or NetParameter
+        A network description, text or binary.
+    phase : str
+        "TRAIN" or "TEST".
+    level : int
+    stages : sequence of str
+        With `phase`, what ``include`` and ``exclude`` rules are compared with.
+    weights : path, optional
+        A .caffemodel to start from.
+    threads : int, optional
+        Workers, the calling thread included; by default ``CGDNN_NUM_THREADS`` or the cores allowed.
+        Results are the same bits for any number.
+    dtype : str
+        "float32" or "float64".
+    seed : int, optional
+        Decides fillers, dropout, crops and shuffles; 1 by default.
+    share : Net, optional
+        Layers of the same name use this net's parameters.
+    serial : bool
+        Run with the serial executor (for debugging).
+
+    Raises
+    ------
+    DescriptionError
+        The description is wrong.
+    DataError
+        A data layer's source cannot be read.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | NetParameter,
+        phase: str = "TRAIN",
+        level: int = 0,
+        stages: Sequence[str] = (),
+        weights: str | os.PathLike[str] | None = None,
+        threads: int | None = None,
+        *,
+        dtype: str = "float32",
+        seed: int | None = None,
+        share: Net | None = None,
+        serial: bool = False,
+    ) -> None:
+        if phase not in ("TRAIN", "TEST"):
+            raise UsageError(f'phase: got {phase!r}, expected "TRAIN" or "TEST". Use one of them.')
+        if dtype not in ("float32", "float64"):
+            raise UsageError(
+                f'dtype: got {dtype!r}, expected "float32" or "float64". Use one of them.'
+            )
+        self._located = read_net(source)
+        self.graph = build_graph(self._located, phase, level, stages)
+        self.name = self.graph.name
+        self.phase = phase
+        self.dtype = dtype
+        self.seed = DEFAULT_SEED if seed is None else seed
+        self.threads = machine.default_threads() if threads is None else threads
+        self.counter = 0
+        """Forward passes so far: what random numbers are drawn for."""
+        self._serial = serial
+        self._running = threading.Lock()
+        self._state = State(dtype)
+        self._plan(assemble(self.graph))
+        for warning in (*self._located.warnings, *self.assembly.warnings):
+            log.warning("%s", warning)
+        self._start_parameters(share)
+        if weights is not None:
+            self.copy_from(weights)
+
+    def _plan(self, assembly: Assembly) -> None:
+        self.assembly = assembly
+        self.lowering = Lowering(assembly, self.dtype, self.seed)
+        self._fresh: Fresh = {}
+        self._programs: dict[tuple[Any, ...], ThreadedRun] = {}
+        self.blobs: OrderedDict[str, Blob] = OrderedDict(
+            (blob.name, self._blob(index)) for index, blob in enumerate(assembly.blobs)
+        )
+        for planned in assembly.layers:
+            for top, weight in zip(planned.node.tops, planned.loss_weights, strict=True):
+                if weight:
+                    self._state.array(assembly.blobs[top].diff)[...] = weight
+
+    def _blob(self, index: int) -> Blob:
+        planned = self.assembly.blobs[index]
+        return Blob(planned.name, planned.shape, lambda kind: self._fetch(index, kind), index)
+
+    def _fetch(self, index: int, kind: str) -> Array:
+        """Return a blob's array in N, C, H, W order, brought up to date."""
+        planned = self.assembly.blobs[index]
+        fresh = self._fresh.get((index, kind))
+        if fresh is not None and "nchw" not in fresh:
+            self._export(index, kind)
+        if fresh is not None:
+            # The user may write into the array, so from now on it is the only home to trust.
+            self._fresh[index, kind] = frozenset({"nchw"})
+        return self._state.array(planned.homes[kind, "nchw"])
+
+    def _export(self, index: int, kind: str) -> None:
+        program = self.lowering.export(index, kind, self._fresh)
+        self._run(ThreadedRun(bind(program, self._state, 1), 1), trace=False)
+
+    def _start_parameters(self, share: Net | None) -> None:
+        self.params: OrderedDict[str, list[Blob]] = OrderedDict()
+        theirs = {} if share is None else {p.label: p for p in share.assembly.params}
+        for param in self.assembly.params:
+            other = theirs.get(param.label)
+            if other is not None and share is not None:
+                if other.declared.shape != param.declared.shape:
+                    raise RunError(
+                        f"{param.label}: shape {param.declared.shape} cannot be shared with shape "
+                        f"{other.declared.shape} of the training net. Give the layer another name."
+                    )
+                self._state.adopt(param.data, share._state.array(other.data))
+            elif param.declared.filler is not None:
+                key = key_of(self.seed, param.label)
+                self._state.array(param.data)[...] = fill(
+                    param.declared.filler, param.declared.shape, key
+                )
+        for planned in self.assembly.layers:
+            if planned.params:
+                self.params[planned.node.name] = [
+                    self._param(self.assembly.params[i]) for i in planned.params
+                ]
+
+    def _param(self, param: PlannedParam) -> Blob:
+        buffers = {"data": param.data, "diff": param.diff}
+        return Blob(
+            param.label, param.declared.shape, lambda kind: self._state.array(buffers[kind]), -1
+        )
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the blobs that the user fills."""
+        return [self.assembly.blobs[i].name for i in self.graph.inputs]
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the blobs that no layer reads, in alphabetical order as in Caffe."""
+        return [self.assembly.blobs[i].name for i in self.graph.outputs]
+
+    @property
+    def layers(self) -> list[LayerView]:
+        """The layers in order, automatic Splits included."""
+        return [
+            LayerView(p.node.name, p.node.type, self.params.get(p.node.name, []))
+            for p in self.assembly.layers
+        ]
+
+    @property
+    def data_layers(self) -> dict[str, DataLayer]:
+        """The layers that read records, by name."""
+        return {
+            planned.node.name: planned.layer
+            for planned in self.assembly.layers
+            if isinstance(planned.layer, DataLayer)
+        }
+
+    @property
+    def loss(self) -> float:
+        """The weighted sum of the losses of the last forward pass."""
+        total = 0.0
+        for planned in self.assembly.layers:
+            for top, weight in zip(planned.node.tops, planned.loss_weights, strict=True):
+                if weight:
+                    blob = self.blobs[self.assembly.blobs[top].name]
+                    total += float(np.vdot(blob.data, blob.diff))
+        return total
+
+    # Passes
+
+    def forward(
+        self, start: str | None = None, end: str | None = None, **inputs: npt.ArrayLike
+    ) -> dict[str, Array]:
+        """Compute the layers from `start` to `end` (both included, by name; all by default).
+
+        Parameters
+        ----------
+        start, end : str, optional
+            Layer names.
+        **inputs
+            Values for input blobs; the shapes must be those of the blobs.
+
+        Returns
+        -------
+        dict
+            Copies of the net's outputs, or of the tops of layer `end` when it is given.
+
+        Raises
+        ------
+        UsageError
+            An unknown layer or blob name, or a wrong shape.
+        CgdnnError
+            A task failed; the net can be used again.
+        """
+        self.reshape()
+        self._set("data", inputs)
+        first, last = self._range(start, end)
+        self.run(("forward",), first, last)
+        if end is None:
+            names = self.outputs
+        else:
+            tops = self.assembly.layers[last - 1].node.tops
+            names = [self.assembly.blobs[top].name for top in tops]
+        return {name: self.blobs[name].data.copy() for name in names}
+
+    def backward(
+        self, start: str | None = None, end: str | None = None, **diffs: npt.ArrayLike
+    ) -> dict[str, Array]:
+        """Compute the gradients from layer `start` down to layer `end` (both included).
+
+        Parameter diffs are added to; clear them with `clear_param_diffs`.
+
+        Parameters
+        ----------
+        start, end : str, optional
+            Layer names; by default from the last layer to the first.
+        **diffs
+            Gradients of output blobs that are no loss.
+
+        Returns
+        -------
+        dict
+            Copies of the diffs of the net's inputs, or of the bottoms of layer `end`.
+        """
+        self._set("diff", diffs)
+        first, last = self._range(end, start)
+        self.run(("backward",), first, last, accumulate=True)
+        if end is None:
+            names = self.inputs
+        else:
+            bottoms = self.assembly.layers[first].node.bottoms
+            names = [self.assembly.blobs[bottom].name for bottom in bottoms]
+        return {name: self.blobs[name].diff.copy() for name in names}
+
+    def clear_param_diffs(self) -> None:
+        """Set the diffs of all parameters to zero."""
+        for param in self.assembly.params:
+            self._state.array(param.diff)[...] = 0
+
+    def run(
+        self,
+        parts: Sequence[str],
+        first: int = 0,
+        last: int | None = None,
+        *,
+        update: Sequence[Work] = (),
+        numbers: Mapping[str, float] | None = None,
+        accumulate: bool = False,
+        trace: bool = False,
+    ) -> list[TaskTime]:
+        """Run parts of an iteration over the layers [first, last) as one program.
+
+        Parameters
+        ----------
+        parts : sequence of str
+            "forward", "backward", "update".
+        update : sequence of Work
+            The steps of the part "update"; always the same for one net.
+        numbers : mapping, optional
+            Numbers to patch into the slots of that name.
+        accumulate : bool
+            Add to the parameter diffs instead of overwriting them.
+        trace : bool
+            Return when each task ran.
+        """
+        last = len(self.assembly.layers) if last is None else last
+        whole = first == 0 and parts[0] == "forward"
+        fresh = {} if whole else {k: v for k, v in self._fresh.items() if v != {"nchw"}}
+        key = (tuple(parts), first, last, tuple(sorted(fresh.items(), key=str)))
+        with self._running:
+            run = self._programs.get(key)
+            if run is None:
+                program = self.lowering.program(parts, first, last, update=update, fresh=fresh)
+                run = ThreadedRun(bind(program, self._state, self.threads), self.threads)
+                self._programs[key] = run
+            for name, value in (numbers or {}).items():
+                run.program.patch(name, value)
+            run.program.patch("accumulate", 1.0 if accumulate else 0.0)
+            run.program.patch("counter", self.counter)
+            self._run(run, trace)
+            self._fresh.update(run.program.program.fresh)
+            if "forward" in parts:
+                self.counter += 1
+        return self._times(run) if trace else []
+
+    def _run(self, run: ThreadedRun, trace: bool) -> None:
+        failed = run_serial(run.program) if self._serial else run.run(trace)
+        if failed is None:
+            return
+        number, status = failed
+        task = run.program.tasks[number]
+        raised = run.program.python.raised.pop(number, None)
+        run.program.python.raised.clear()
+        if status == FAILED and raised is not None:
+            if isinstance(raised, CgdnnError) or not isinstance(raised, Exception):
+                raise raised
+            raise RunError(f"{task.name}: {type(raised).__name__}: {raised}") from raised
+        if task.step is not None and task.step.explain is not None:
+            raise task.step.explain(status)
+        raise RunError(f"{task.name}: the task failed with status {status}.")
+
+    def _times(self, run: ThreadedRun) -> list[TaskTime]:
+        return [
+            TaskTime(task.name, task.layer, int(begin), int(end), int(worker))
+            for task, (begin, end, worker) in zip(run.program.tasks, run.trace, strict=True)
+            if task.step is not None
+        ]
+
+    def _range(self, start: str | None, end: str | None) -> tuple[int, int]:
+        names = [planned.node.name for planned in self.assembly.layers]
+
+        def number(name: str) -> int:
+            if name not in names:
+                raise UsageError(
+                    f'net "{self.name}" has no layer "{name}". Its layers: {", ".join(names)}.'
+                )
+            return names.index(name)
+
+        first = 0 if start is None else number(start)
+        last = len(names) if end is None else number(end) + 1
+        return first, last
+
+    def _set(self, kind: str, values: Mapping[str, npt.ArrayLike]) -> None:
+        for name, value in values.items():
+            if name not in self.blobs:
+                raise UsageError(
+                    f'net "{self.name}" has no blob "{name}". Its blobs: {", ".join(self.blobs)}.'
+                )
+            target = getattr(self.blobs[name], kind)
+            array = np.asarray(value)
+            if array.shape != target.shape:
+                raise UsageError(
+                    f'blob "{name}": got an array of shape {array.shape}, expected {target.shape}. '
+                    f'Call net.blobs["{name}"].reshape(...) first to change the shape.'
+                )
+            target[...] = array
+
+    # Shapes, weights, files
+
+    def reshape(self) -> None:
+        """Give the blobs the shapes that were asked for with `Blob.reshape`.
+
+        Only input blobs can be given a shape; the others follow. Does nothing where no shape
+        changed. Parameters keep their values.
+
+        Raises
+        ------
+        UsageError
+            A blob that is no input was given another shape.
+        DescriptionError
+            A layer refuses the shape; the net keeps the old ones.
+        """
+        wanted: dict[str, Shape] = {}
+        for index, (name, blob) in enumerate(self.blobs.items()):
+            if blob.shape != self.assembly.blobs[index].shape:
+                if index not in self.graph.inputs:
+                    blob.reshape(*self.assembly.blobs[index].shape)
+                    raise UsageError(
+                        f'blob "{name}" is no input, so its shape follows from others. '
+                        f"Reshape one of: {', '.join(self.inputs)}."
+                    )
+                wanted[name] = blob.shape
+        if not wanted:
+            return
+        shapes = {name: self.blobs[name].shape for name in self.inputs}
+        try:
+            assembly = assemble(self.graph, input_shapes=shapes)
+            for old, new in zip(self.assembly.params, assembly.params, strict=True):
+                if old.declared.shape != new.declared.shape:
+                    raise UsageError(
+                        f"{old.label}: the new shape of {', '.join(wanted)} needs parameters of "
+                        f"shape {new.declared.shape}, but they have {old.declared.shape}. "
+                        "Use an input size that keeps it."
+                    )
+        except CgdnnError:
+            for index in self.graph.inputs:
+                planned = self.assembly.blobs[index]
+                self.blobs[planned.name].reshape(*planned.shape)
+            raise
+        state = State(self.dtype)
+        for old, new in zip(self.assembly.params, assembly.params, strict=True):
+            state.adopt(new.data, self._state.array(old.data))
+            state.adopt(new.diff, self._state.array(old.diff))
+        for old_layer, new_layer in zip(self.assembly.layers, assembly.layers, strict=True):
+            if isinstance(old_layer.layer, DataLayer):
+                new_layer.layer = old_layer.layer
+        self._state = state
+        self._plan(assembly)
+
+    def copy_from(self, path: str | os.PathLike[str]) -> list[str]:
+        """Copy weights from a .caffemodel into the layers of the same name.
+
+        Returns
+        -------
+        list of str
+            Names of the layers that got weights.
+
+        Raises
+        ------
+        DataError
+            The file is no caffemodel, or is torn.
+        RunError
+            A shape does not fit, or no layer matches.
+        """
+        stored = read_weights(path)
+        copied = []
+        for name, blobs in self.params.items():
+            if name not in stored:
+                continue
+            if len(stored[name]) != len(blobs):
+                raise RunError(
+                    f'{path}: layer "{name}" has {len(stored[name])} blobs, expected {len(blobs)}. '
+                    "Use weights of the same net, or rename the layer to start it afresh."
+                )
+            for blob, value in zip(blobs, stored[name], strict=True):
+                if not _same_shape(value.shape, blob.shape):
+                    raise RunError(
+                        f"{path}: {blob.name} has shape {value.shape}, expected {blob.shape}. "
+                        "Use weights of the same net, or rename the layer to start it afresh."
+                    )
+                blob.data[...] = value.reshape(blob.shape)
+            copied.append(name)
+        if not copied:
+            raise RunError(
+                f"{path}: no layer of the file ({', '.join(stored) or 'none'}) is in the net "
+                f"({', '.join(self.params) or 'no parameters'}). Use weights of this net."
+            )
+        return copied
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the weights to a .caffemodel that Caffe can read; never leaves half a file."""
+        message = NetParameter(name=self.name)
+        for planned in self.assembly.layers:
+            message.layer.add().CopyFrom(planned.node.param)
+        write_weights(path, message, {n: [b.data for b in bs] for n, bs in self.params.items()})
+
+    def close(self) -> None:
+        """Stop the data layers' background readers."""
+        for layer in self.data_layers.values():
+            layer.close()
+
+    def first_non_finite(self) -> str | None:
+        """Name the first array with a NaN or an infinity: weights, blobs in order, then diffs."""
+
+        def bad(buffer: Buffer) -> bool:
+            return not np.isfinite(self._state.array(buffer)).all()
+
+        for planned in self.assembly.layers:
+            label = planned.node.label
+            for index in planned.params:
+                if bad(self.assembly.params[index].data):
+                    return f"{label}, weights {self.assembly.params[index].label}"
+            for top in planned.node.tops:
+                name = self.assembly.blobs[top].name
+                if not np.isfinite(self.blobs[name].data).all():
+                    return f'{label}, blob "{name}"'
+        for planned in reversed(self.assembly.layers):
+            label = planned.node.label
+            for top in planned.node.tops:
+                if self.assembly.blobs[top].wants_diff:
+                    name = self.assembly.blobs[top].name
+                    if not np.isfinite(self.blobs[name].diff).all():
+                        return f'{label}, gradient of blob "{name}"'
+            for index in planned.params:
+                if self.assembly.params[index].learns and bad(self.assembly.params[index].diff):
+                    return f"{label}, gradient of {self.assembly.params[index].label}"
+        return None
+
+
+def _same_shape(stored: Shape, wanted: Shape) -> bool:
+    """Compare shapes as Caffe does: a legacy 4-D shape may begin with ones."""
+    if stored == wanted:
+        return True
+    return (
+        len(stored) == 4
+        and prod(stored) == prod(wanted)
+        and stored == (1,) * (4 - len(wanted)) + wanted
+    )
