@@ -1,4 +1,4 @@
-"""Add up partial results in a fixed order, so that sums do not depend on who computed them."""
+"""Add up partial results in a fixed order."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from cgdnn.kernels._jit import INT, REAL, array, kernel
 
 @kernel(array(2), array(1), REAL, INT, INT)
 def reduce_rows(partial, out, accumulate, begin, end):  # type: ignore[no-untyped-def]
-    """Add the rows of `partial` in order into ``out[begin:end]``.
+    """Set out[j] = accumulate * out[j] + sum over rows of partial[., j], rows in order.
 
-    ``out = accumulate * out + sum of rows``; where `accumulate` is 0, `out` is not read.
+    Parameters
+    ----------
+    partial : array (rows, size)
+    out : array (size,)
+        Not read where `accumulate` is 0.
+    accumulate : real
+    begin, end : int
+        Range of j.
     """
     if accumulate == 0:
         for j in range(begin, end):
@@ -17,6 +24,6 @@ def reduce_rows(partial, out, accumulate, begin, end):  # type: ignore[no-untype
     else:
         for j in range(begin, end):
             out[j] = accumulate * out[j] + partial[0, j]
-    for p in range(1, partial.shape[0]):
+    for i in range(1, partial.shape[0]):
         for j in range(begin, end):
-            out[j] += partial[p, j]
+            out[j] += partial[i, j]

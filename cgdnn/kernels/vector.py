@@ -246,3 +246,35 @@ def copy_window(e, y, y_start, x, x_start, low, high):  # type: ignore[no-untype
     """
     value = e.load(e.at(x, x_start), e.mask(low, high))
     e.store(value, e.at(y, y_start))
+
+
+@emitted
+def add_sum(e, y, y_index, x, x_start, length):  # type: ignore[no-untyped-def]
+    """Add x[x_start : x_start + length] to y[y_index], summed in vectors."""
+    build, lanes = e.builder, e.lanes
+    x, place = e.at(x, x_start), e.at(y, y_index)
+    partial = [e.variable(e.zero()) for _ in range(4)]
+
+    def add(i, value):  # type: ignore[no-untyped-def]
+        build.store(build.fadd(build.load(partial[i]), value), partial[i])
+
+    blocks = build.sdiv(length, e.integer(4 * lanes))
+    with e.loop(blocks) as block:
+        for i in range(4):
+            offset = build.mul(block.index, e.integer(4 * lanes))
+            add(i, e.load(e.at(x, offset, e.integer(i * lanes))))
+    done = build.mul(blocks, e.integer(4 * lanes))
+    for i in range(4):
+        start = build.add(done, e.integer(i * lanes))
+        add(i, e.load(e.at(x, start), e.mask(e.integer(0), build.sub(length, start))))
+    total = build.fadd(
+        build.fadd(build.load(partial[0]), build.load(partial[1])),
+        build.fadd(build.load(partial[2]), build.load(partial[3])),
+    )
+    value = e.scalar(place)
+    width = lanes
+    while width > 1:
+        width //= 2
+        half = [i + width if i < width else i for i in range(lanes)]
+        total = build.fadd(total, e.shuffle(total, total, half))
+    build.store(build.fadd(value, build.extract_element(total, e.integer(0))), place)
