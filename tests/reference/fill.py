@@ -1,0 +1,38 @@
+import math
+
+from cgdnn.kernels.random import uniform_u32
+
+
+def _draw(key, counter, index):
+    return (int(uniform_u32(key, counter, index)[0]) + 0.5) / 2**32
+
+
+def fill_uniform(x, low, high, key, counter, begin, end):
+    for i in range(begin, end):
+        x[i] = low + (high - low) * _draw(key, counter, i)
+
+
+def fill_gaussian(x, mean, deviation, keep, key, counter, begin, end):
+    for i in range(begin, end):
+        u, v = _draw(key, counter, 3 * i), _draw(key, counter, 3 * i + 1)
+        normal = math.sqrt(-2 * math.log(u)) * math.cos(2 * math.pi * v)
+        dropped = keep < 1 and _draw(key, counter, 3 * i + 2) >= keep
+        x[i] = 0.0 if dropped else mean + deviation * normal
+
+
+def fill_unitball(x, key, counter, begin, end):
+    for n in range(begin, end):
+        row = [_draw(key, counter, n * x.shape[1] + i) for i in range(x.shape[1])]
+        x[n] = [v / sum(row) for v in row]
+
+
+def fill_bilinear(x, begin, end):
+    size = x.shape[2]
+    factor = math.ceil(size / 2)
+    centre = (2 * factor - 1 - factor % 2) / (2 * factor)
+    for n in range(begin, end):
+        for row in range(size):
+            for column in range(size):
+                x[n, row, column] = (1 - abs(row / factor - centre)) * (
+                    1 - abs(column / factor - centre)
+                )
