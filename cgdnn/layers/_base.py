@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar, Literal
 
+import numpy.typing as npt
+
 from cgdnn.errors import CgdnnError, DescriptionError
 from cgdnn.kernels._jit import Kernel
 from cgdnn.netdef.graph import Node
@@ -47,6 +49,7 @@ class Buffer:
     kind: str = "data"
     rows: int = 0  # of a partial: set by the plan when it cuts the step that writes it
     alias: Buffer | None = None  # the buffer whose memory this one is (another shape of it)
+    values: npt.NDArray[Any] | None = None  # what it holds from the start (see Operands.constant)
 
     @property
     def size(self) -> int:
@@ -202,6 +205,14 @@ class Operands:
         """Return the layer's own memory `name`, which keeps its content from pass to pass."""
         if name not in self._states:
             self._states[name] = Buffer(f"{self._prefix}.{name}", shape, dtype, "state")
+        return self._states[name]
+
+    def constant(self, name: str, values: npt.NDArray[Any]) -> Buffer:
+        """Return memory that holds these values; no step may write it."""
+        if name not in self._states:
+            self._states[name] = Buffer(
+                f"{self._prefix}.{name}", values.shape, str(values.dtype), "state", values=values
+            )
         return self._states[name]
 
     def partial(self, name: str, shape: Shape, dtype: str = "real") -> Buffer:

@@ -58,6 +58,8 @@ class State:
                 dtype = self.numpy_type(buffer)
                 memory = allocate(buffer.size * dtype.itemsize)
                 self._arrays[buffer] = memory.view(dtype).reshape(buffer.shape)
+                if buffer.values is not None:
+                    self._arrays[buffer][...] = buffer.values
         return self._arrays[buffer]
 
     def adopt(self, buffer: Buffer, array: Array) -> None:
