@@ -47,6 +47,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils, sigutils
 from numba.core.ccallback import CFunc
+from numba.core.compiler import Flags
 from numba.extending import intrinsic, register_jitable
 from numba.np.arrayobj import populate_array
 
@@ -220,9 +221,11 @@ def _call_kernel(typingctx, name, dtype, slots, worker):  # type: ignore[no-unty
                 argument_types.append(ty)
                 values.append(made._getvalue())
         result_type = types.int64 if declared.status else types.none
-        result = context.compile_internal(
-            builder, declared.function, result_type(*argument_types), values
-        )
+        called = result_type(*argument_types)
+        flags = Flags()  # those of the entry are not inherited
+        flags.error_model = _OPTIONS["error_model"]
+        compiled = context.compile_subroutine(builder, declared.function, called, flags=flags)
+        result = context.call_internal(builder, compiled.fndesc, called, values)
         return result if declared.status else ir.Constant(i64, 0)
 
     return signature, codegen
