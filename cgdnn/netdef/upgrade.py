@@ -101,12 +101,13 @@ _LRN = {"lrn": "lrn_param"}
 _IMAGES = {"images": "image_data_param"}
 _WINDOW_DATA = {"window_data": "window_data_param"}
 
-# V0 field -> (field in V1, {V0 type: V1 message that has it}). No types: the layer's own field.
-_V0_FIELDS: dict[str, tuple[str, dict[str, str]]] = {
-    "name": ("name", {}),
-    "blobs": ("blobs", {}),
-    "blobs_lr": ("blobs_lr", {}),
-    "weight_decay": ("weight_decay", {}),
+# V0 field -> (field in V1, {V0 type: V1 message that has it}). None: a field of the layer itself.
+_V0_FIELDS: dict[str, tuple[str, dict[str, str] | None]] = {
+    "name": ("name", None),
+    "blobs": ("blobs", None),
+    "blobs_lr": ("blobs_lr", None),
+    "weight_decay": ("weight_decay", None),
+    "hdf5_output_param": ("hdf5_output_param", None),
     "num_output": ("num_output", _WEIGHT_PARAMS),
     "biasterm": ("bias_term", _WEIGHT_PARAMS),
     "weight_filler": ("weight_filler", _WEIGHT_PARAMS),
@@ -300,14 +301,14 @@ def _v0_layer(net: Located, old: Any, old_place: Place) -> tuple[Any, Place]:
             target = _V0_TRANSFORM_FIELDS[name]
             holder, holder_place = _inside(new, place, "transform_param", inner.child(name))
         else:
-            target, params = _V0_FIELDS.get(name, (name, {"": ""}))
-            if params and kind not in params:
+            target, params = _V0_FIELDS.get(name, (name, {}))
+            if params is not None and kind not in params:
                 net.warnings.append(
                     f'{inner.child(name)}: layer "{old.layer.name}" ({kind}) has no use for '
                     f"{name}, which is left out. Remove it."
                 )
                 continue
-            if params:
+            if params is not None:
                 holder, holder_place = _inside(new, place, params[kind], inner.child(name))
         _put(holder, target, value)
         holder_place.children[target] = inner.children.get(name, [])
