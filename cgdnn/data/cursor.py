@@ -35,6 +35,10 @@ class BatchSource(Protocol):
     dtype: np.dtype[Any]
     warnings: list[str]
 
+    @property
+    def entries(self) -> int:
+        """Number of records; an epoch."""
+
     def read_batch(self, position: int, out: Sequence[npt.NDArray[Any]]) -> None:
         """Fill the arrays `out` (float32 or float64, of `shapes`) with the batch at `position`.
 

@@ -71,3 +71,12 @@ def check_finite(x):  # type: ignore[no-untyped-def]
         if not x[i] - x[i] == x[i] - x[i]:
             return i + 1
     return 0
+
+
+@kernel(array(2), status=True)
+def check_zero(flags):  # type: ignore[no-untyped-def]
+    """Return 1 + the first row of `flags` that is not zero, 0 if all are."""
+    for p in range(flags.shape[0]):
+        if flags[p, 0] != 0:
+            return p + 1
+    return 0

@@ -369,6 +369,16 @@ class DataLayer(Layer):
         """Records consumed by the forward passes so far."""
         raise NotImplementedError
 
+    @property
+    def records(self) -> int:
+        """Records that the source holds; an epoch."""
+        raise NotImplementedError
+
+    @property
+    def batch_size(self) -> int:
+        """Records that one forward pass consumes."""
+        raise NotImplementedError
+
     def seek(self, position: int) -> None:
         """Let the next forward pass begin after `position` records."""
         raise NotImplementedError

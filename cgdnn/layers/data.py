@@ -102,6 +102,17 @@ class _BatchLayer(DataLayer):
         """Records consumed by the forward passes so far."""
         return self._position
 
+    @property
+    def records(self) -> int:
+        """Records that the source holds; an epoch."""
+        assert self._source is not None, "a net without data has no records"
+        return self._source.entries
+
+    @property
+    def batch_size(self) -> int:
+        """Records that one forward pass consumes."""
+        return self._batch_size
+
     def seek(self, position: int) -> None:
         """Let the next forward pass begin after `position` records."""
         self._position = position

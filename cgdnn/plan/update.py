@@ -6,21 +6,22 @@ loss is finite, so an iteration that fails leaves the weights as they were.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, prod
 
 from cgdnn.errors import CgdnnError, NonFiniteError
 from cgdnn.kernels._jit import Kernel
 from cgdnn.kernels.reduce import reduce_rows
-from cgdnn.kernels.update import check_finite, clip_factor, sum_squares
+from cgdnn.kernels.update import check_finite, check_zero, clip_factor, sum_squares
 from cgdnn.layers._base import (
     BEGIN,
     END,
     PIECE,
+    Argument,
     Buffer,
     Slot,
     Step,
-    Use,
     read,
     read_all,
     row,
@@ -54,20 +55,17 @@ class UpdateRule:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """The update part of a net's plan, and the buffers that the solver looks at.
+    """The update part of a net's plan, and the buffers that a snapshot keeps.
 
     Attributes
     ----------
     works : list of Work
     history : list of Buffer
         All parameters' first history, then all second ones, as in Caffe's solver states.
-    bad : dict
-        Parameter index -> the partial in which a row is 1 where a weight became non-finite.
     """
 
     works: list[Work]
     history: list[Buffer]
-    bad: dict[int, Buffer]
 
 
 def plan_update(assembly: Assembly, rule: UpdateRule, clip: float) -> Update:
@@ -81,66 +79,66 @@ def plan_update(assembly: Assembly, rule: UpdateRule, clip: float) -> Update:
     clip : float
         ``clip_gradients``; negative for no clipping.
     """
-    learned = assembly.learned
-    works = [Work("update.check_loss", -1, _check_step(assembly), gate=True)]
-    works += _factor_works(assembly, clip)
-    factor = works[-1].step.arguments[1]  # what clip_factor writes
-    assert isinstance(factor, Use)
+    works = _check_works(assembly)
+    factor = Buffer("update.factor", (1,), kind="temporary")
+    works += _factor_works(assembly, clip, factor)
     histories: list[list[Buffer]] = [[] for _ in range(rule.histories)]
-    bad: dict[int, Buffer] = {}
-    for index in learned:
+    for index in assembly.learned:
         param = assembly.params[index]
-        size = prod(param.declared.shape)
-        flat = (size,)
+        flat = (prod(param.declared.shape),)
         own = [
             Buffer(f"{param.label}.history{number}", param.declared.shape, kind="history")
             for number in range(rule.histories)
         ]
         for buffers, buffer in zip(histories, own, strict=True):
             buffers.append(buffer)
-        bad[index] = Buffer(f"{param.label}.bad", (1,), kind="partial")
-        step = Step(
-            rule.kernel,
-            [
-                update(param.data, flat),
-                read(param.diff, flat),
-                *(update(buffer, flat) for buffer in own),
-                read_all(factor.buffer),
-                row(bad[index]),
-                Slot(f"rate.{index}"),
-                *(Slot(name) for name in rule.scalars),
-                Slot(f"decay_l2.{index}"),
-                Slot(f"decay_l1.{index}"),
-                PIECE,
-                BEGIN,
-                END,
-            ],
-            extent=size,
-            cost=0.6,
+        bad = Buffer(f"{param.label}.bad", (1,), kind="partial")
+        arguments: list[Argument] = [
+            update(param.data, flat),
+            read(param.diff, flat),
+            *(update(buffer, flat) for buffer in own),
+            read_all(factor),
+            row(bad),
+            Slot(f"rate.{index}"),
+            *(Slot(name) for name in rule.scalars),
+            Slot(f"decay_l2.{index}"),
+            Slot(f"decay_l1.{index}"),
+            PIECE,
+            BEGIN,
+            END,
+        ]
+        works.append(
+            Work(f"{param.label}.update", -1, Step(rule.kernel, arguments, flat[0], cost=0.6))
         )
-        works.append(Work(f"{param.label}.update", -1, step))
-    return Update(works, [buffer for buffers in histories for buffer in buffers], bad)
+        explain = _non_finite(f"the gradient of {param.label}, and now the weights,")
+        works.append(
+            Work(f"{param.label}.check", -1, Step(check_zero, [rows(bad)], explain=explain))
+        )
+    return Update(works, [buffer for buffers in histories for buffer in buffers])
 
 
-def _check_step(assembly: Assembly) -> Step:
-    """Return the step that fails where a loss is not finite."""
+def _non_finite(what: str) -> Callable[[int], CgdnnError]:
+    return lambda _status: NonFiniteError(f"{what} is not finite")
+
+
+def _check_works(assembly: Assembly) -> list[Work]:
+    """Return the steps that fail where a loss is not finite; the last is the gate."""
     losses = [
         assembly.blobs[top]
         for planned in assembly.layers
         for top, weight in zip(planned.node.tops, planned.loss_weights, strict=True)
         if weight
     ]
-    loss = losses[0]
+    works = []
+    for loss in losses:
+        explain = _non_finite(f'the loss "{loss.name}"')
+        step = Step(check_finite, [read_all(loss.data, (prod(loss.shape),))], explain=explain)
+        works.append(Work(f"{loss.name}.check", -1, step, gate=loss is losses[-1]))
+    return works
 
-    def explain(_status: int) -> CgdnnError:
-        return NonFiniteError(f'the loss "{loss.name}" is not finite')
 
-    return Step(check_finite, [read_all(loss.data, (prod(loss.shape),))], explain=explain)
-
-
-def _factor_works(assembly: Assembly, clip: float) -> list[Work]:
-    """Return the steps that compute what gradients are multiplied by; the last one writes it."""
-    factor = Buffer("update.factor", (1,), kind="temporary")
+def _factor_works(assembly: Assembly, clip: float, factor: Buffer) -> list[Work]:
+    """Return the steps that compute what gradients are multiplied by."""
     total = Buffer("update.squares", (1,), kind="state")  # stays zero where nothing is clipped
     works = []
     for position, index in enumerate(assembly.learned if clip >= 0 else ()):

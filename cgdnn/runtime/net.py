@@ -339,11 +339,21 @@ class Net:
                 run.program.patch(name, value)
             run.program.patch("accumulate", 1.0 if accumulate else 0.0)
             run.program.patch("counter", self.counter)
-            self._run(run, trace)
+            positions = [(layer, layer.position) for layer in self.data_layers.values()]
+            try:
+                self._run(run, trace)
+            except BaseException:  # the pass did not happen: it can be tried again
+                for layer, position in positions:
+                    layer.seek(position)
+                raise
             self._fresh.update(run.program.program.fresh)
             if "forward" in parts:
                 self.counter += 1
         return self._times(run) if trace else []
+
+    def array(self, buffer: Buffer) -> Array:
+        """Return the array of a buffer of this net's plan, such as a solver's history."""
+        return self._state.array(buffer)
 
     def _run(self, run: ThreadedRun, trace: bool) -> None:
         failed = run_serial(run.program) if self._serial else run.run(trace)

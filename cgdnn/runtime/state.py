@@ -111,6 +111,8 @@ class BoundProgram:
 
     def patch(self, name: str, value: float) -> None:
         """Set the number `name` in every slot that asks for it (nothing where none does)."""
+        if self.python.numbers.get(name) == value:
+            return
         self.python.numbers[name] = int(value) if name == "counter" else value
         places = self._patches.get(name)
         if places is not None:

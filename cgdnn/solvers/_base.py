@@ -1,0 +1,485 @@
+"""The solver: runs iterations, decides rates, tests, displays and snapshots."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from cgdnn.errors import DescriptionError, NonFiniteError, RunError
+from cgdnn.netdef.read import find_file, read_solver
+from cgdnn.netdef.state import ResumePoint, SolverSnapshot
+from cgdnn.plan.shapes import check_gradients_possible
+from cgdnn.plan.update import UpdateRule, plan_update
+from cgdnn.proto.cgdnn_pb2 import NetState, SolverParameter
+from cgdnn.runtime.net import Net
+from cgdnn.solvers import sgd, snapshot
+from cgdnn.solvers.lr_policy import LearningRate
+
+log = logging.getLogger("cgdnn")
+
+_PASSES = ""
+"""Key of a net's forward passes among its cursors; no layer has an empty name."""
+
+RULES: dict[str, UpdateRule] = {"SGD": sgd.RULE}
+
+
+@dataclass(frozen=True)
+class Output:
+    """One element of a net's output: its name, value and loss weight (0 where it is no loss)."""
+
+    name: str
+    value: float
+    weight: float
+
+
+@dataclass(frozen=True)
+class Iterated:
+    """An iteration has ended; `loss` is its own, not smoothed."""
+
+    iteration: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Displayed:
+    """What Caffe logs every ``display`` iterations; `rate` is None after the last one."""
+
+    iteration: int
+    loss: float
+    outputs: list[Output]
+    rate: float | None
+
+
+@dataclass(frozen=True)
+class Testing:
+    """Test net number `net` is about to run."""
+
+    iteration: int
+    net: int
+
+
+@dataclass(frozen=True)
+class Tested:
+    """Test net number `net` has run; `loss` is None unless ``test_compute_loss`` is set."""
+
+    iteration: int
+    net: int
+    loss: float | None
+    outputs: list[Output]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A snapshot has been written."""
+
+    iteration: int
+    model: str
+    state: str
+
+
+Event = Iterated | Displayed | Testing | Tested | Saved
+Request = Literal["snapshot", "stop"]
+
+
+class Solver:
+    """Trains a net as a solver description says.
+
+    Parameters
+    ----------
+    source : path or SolverParameter
+    overrides : mapping, optional
+        Solver fields to replace, as text: ``{"base_lr": "0.005"}``.
+    threads : int, optional
+        Workers of the training and test nets; see `Net`.
+    dtype : str
+        "float32" or "float64".
+    weights : path, optional
+        A .caffemodel to start from (several, divided by commas).
+
+    Attributes
+    ----------
+    net : Net
+        The training net.
+    test_nets : list of Net
+        They share the training net's parameters.
+    iter : int
+        Iterations done.
+    callbacks : list of callable
+        Each is called with every `Event`, on the thread that runs `step`.
+
+    Raises
+    ------
+    DescriptionError
+        The solver or its net is wrong; found before the first iteration.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | SolverParameter,
+        *,
+        overrides: Mapping[str, str] | None = None,
+        threads: int | None = None,
+        dtype: str = "float32",
+        weights: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._located = read_solver(source, overrides)
+        self.param: SolverParameter = self._located.message
+        for warning in self._located.warnings:
+            log.warning("%s", warning)
+        self._refuse_unavailable()
+        self.seed = max(self.param.random_seed, 0) or 1
+        base = None if isinstance(source, SolverParameter) else source
+        self.net = self._train_net(base, threads, dtype)
+        check_gradients_possible(self.net.assembly)
+        self.test_nets = list(self._make_test_nets(base, threads, dtype))
+        self._update = plan_update(
+            self.net.assembly, RULES[self.param.type], self.param.clip_gradients
+        )
+        self.callbacks: list[Callable[[Event], None]] = []
+        self.iter = 0
+        self._rate = LearningRate(self.param)
+        self._losses: list[float] = []
+        self._smoothed = 0.0
+        self._requests: list[Request] = []
+        self._stopped = False
+        if self.param.snapshot or self.param.snapshot_after_train:
+            snapshot.prepare_folder(self.param.snapshot_prefix)
+        for path in str(weights).split(",") if weights is not None else ():
+            self.copy_from(path)
+
+    def _refuse_unavailable(self) -> None:
+        param, where = self.param, self._located.where
+        if param.type not in RULES:
+            raise DescriptionError(
+                f'{where("type")}: solver type "{param.type}" is not available yet. '
+                f"Use one of: {', '.join(RULES)}."
+            )
+        if param.snapshot_format != SolverParameter.BINARYPROTO:
+            if param.HasField("snapshot_format"):
+                raise DescriptionError(
+                    f"{where('snapshot_format')}: snapshot_format HDF5 is not available yet. "
+                    "Use BINARYPROTO."
+                )
+        for name in ("debug_info", "snapshot_diff"):
+            if getattr(param, name):
+                log.warning("%s: %s is not available yet and has no effect", where(name), name)
+
+    def _source(self, field: str, index: int | None, base: Any) -> Any:
+        """Return what a Net is made of: a path, or the message with its places."""
+        path: tuple[str | int, ...] = (field,) if index is None else (field, index)
+        if field.endswith("_param"):
+            return self._located.part(*path)
+        value = getattr(self.param, field)
+        return find_file(value if index is None else value[index], base)
+
+    def _train_net(self, base: Any, threads: int | None, dtype: str) -> Net:
+        fields = ("train_net_param", "train_net", "net_param", "net")
+        field = next(f for f in fields if self.param.HasField(f))
+        state = self.param.train_state
+        return Net(
+            self._source(field, None, base),
+            "TRAIN",
+            state.level,
+            list(state.stage),
+            threads=threads,
+            dtype=dtype,
+            seed=self.seed,
+        )
+
+    def _make_test_nets(self, base: Any, threads: int | None, dtype: str) -> Iterator[Net]:
+        param = self.param
+        sources = [("test_net_param", i) for i in range(len(param.test_net_param))]
+        sources += [("test_net", i) for i in range(len(param.test_net))]
+        shared = "net_param" if param.HasField("net_param") else "net"
+        sources += [(shared, -1)] * (len(param.test_iter) - len(sources))
+        for number, (field, index) in enumerate(sources):
+            state = param.test_state[number] if param.test_state else NetState()
+            yield Net(
+                self._source(field, None if index < 0 else index, base),
+                "TEST",
+                state.level,
+                list(state.stage),
+                threads=threads,
+                dtype=dtype,
+                seed=self.seed,
+                share=self.net,
+            )
+
+    # Running
+
+    def request(self, action: Request) -> None:
+        """Ask for a snapshot or a stop after the running iteration; any thread may call this."""
+        self._requests.append(action)
+
+    def solve(self) -> bool:
+        """Train to ``max_iter``; return False if a stop was requested before.
+
+        Raises
+        ------
+        NonFiniteError
+            The loss, a gradient or a weight is not finite; nothing was saved since.
+        """
+        param = self.param
+        self._stopped = False
+        if self.iter > param.max_iter:
+            log.warning(
+                "iteration %d is past max_iter %d: nothing to train", self.iter, param.max_iter
+            )
+            return True
+        self.step(param.max_iter - self.iter)
+        if param.snapshot_after_train and not (
+            param.snapshot and self.iter % param.snapshot == 0 and self.iter > 0
+        ):
+            self.snapshot()
+        if self._stopped:
+            return False
+        if param.display and self.iter % param.display == 0:
+            self.net.run(("forward",))
+            self._smooth(self._finite_loss())
+            self._emit(Displayed(self.iter, self._smoothed, self._outputs(self.net), None))
+        if param.test_interval and self.iter % param.test_interval == 0:
+            self.test_all()
+        return True
+
+    def step(self, count: int) -> None:
+        """Run `count` iterations, with the tests, displays and snapshots that fall on them.
+
+        Raises
+        ------
+        NonFiniteError
+            The loss, a gradient or a weight is not finite.
+        """
+        param = self.param
+        self._losses = []
+        self._smoothed = 0.0
+        self._stopped = False
+        for _ in range(count):
+            if (
+                param.test_interval
+                and self.iter % param.test_interval == 0
+                and (self.iter > 0 or param.test_initialization)
+            ):
+                self.test_all()
+                if "stop" in self._requests:
+                    self._requests.clear()
+                    self._stopped = True
+                    return
+            rate = self._rate.at(self.iter)
+            loss = self._iterate(rate)
+            self._smooth(loss)
+            if param.display and self.iter % param.display == 0:
+                self._emit(Displayed(self.iter, self._smoothed, self._outputs(self.net), rate))
+            self.iter += 1
+            self._emit(Iterated(self.iter, loss))
+            asked = set(self._requests)
+            self._requests.clear()
+            if "snapshot" in asked or (param.snapshot and self.iter % param.snapshot == 0):
+                self.snapshot()
+            if "stop" in asked:
+                self._stopped = True
+                return
+
+    def _iterate(self, rate: float) -> float:
+        """Run one iteration; return its loss, averaged over the sub-iterations."""
+        net, size = self.net, self.param.iter_size
+        numbers = self._numbers(rate)
+        try:
+            if size == 1:
+                parts = ("forward", "backward", "update")
+                net.run(parts, update=self._update.works, numbers=numbers)
+                return net.loss
+            total = 0.0
+            for sub in range(size):
+                net.run(("forward", "backward"), accumulate=sub > 0)
+                total += self._finite_loss()
+            net.run(("update",), update=self._update.works, numbers=numbers)
+            return total / size
+        except NonFiniteError as error:
+            first = net.first_non_finite()
+            raise NonFiniteError(
+                f"iteration {self.iter}: {error}; the first non-finite array is of {first}. "
+                "Nothing was saved since the last snapshot. Lower base_lr, or look at the data."
+            ) from error
+
+    def _numbers(self, rate: float) -> dict[str, float]:
+        param = self.param
+        numbers = {"average": 1 / param.iter_size, "momentum": param.momentum}
+        kind = "decay_l2" if param.regularization_type == "L2" else "decay_l1"
+        for index in self.net.assembly.learned:
+            planned = self.net.assembly.params[index]
+            numbers[f"rate.{index}"] = rate * planned.lr_mult
+            numbers[f"decay_l2.{index}"] = numbers[f"decay_l1.{index}"] = 0.0
+            numbers[f"{kind}.{index}"] = param.weight_decay * planned.decay_mult
+        return numbers
+
+    def _finite_loss(self) -> float:
+        loss = self.net.loss
+        if not np.isfinite(loss):
+            raise NonFiniteError("the loss is not finite")
+        return loss
+
+    def _smooth(self, loss: float) -> None:
+        """Average the loss over the last ``average_loss`` iterations of this `step`."""
+        self._losses = [*self._losses, loss][-self.param.average_loss :]
+        self._smoothed = sum(self._losses) / len(self._losses)
+
+    # Testing
+
+    def test_all(self) -> list[Tested]:
+        """Run every test net over its ``test_iter`` batches; return the mean outputs."""
+        return [self._test(number) for number in range(len(self.test_nets))]
+
+    def _test(self, number: int) -> Tested:
+        self._emit(Testing(self.iter, number))
+        net = self.test_nets[number]
+        count = self.param.test_iter[number]
+        sums: list[float] = []
+        outputs: list[Output] = []
+        loss = 0.0
+        for _ in range(count):
+            net.run(("forward",))
+            outputs = self._outputs(net)
+            loss += net.loss
+            values = [output.value for output in outputs]
+            sums = [a + b for a, b in zip(sums, values, strict=True)] if sums else values
+        means = [
+            Output(output.name, total / count, output.weight)
+            for output, total in zip(outputs, sums, strict=True)
+        ]
+        bad = next((o.name for o in means if not np.isfinite(o.value)), None)
+        if bad is not None:
+            raise NonFiniteError(
+                f'iteration {self.iter}: output "{bad}" of test net #{number} is not finite; the '
+                f"first non-finite array is of {net.first_non_finite()}. Lower base_lr, or look "
+                "at the data."
+            )
+        computed = loss / count if self.param.test_compute_loss else None
+        tested = Tested(self.iter, number, computed, means)
+        self._emit(tested)
+        return tested
+
+    @staticmethod
+    def _outputs(net: Net) -> list[Output]:
+        weights = {
+            top: weight
+            for planned in net.assembly.layers
+            for top, weight in zip(planned.node.tops, planned.loss_weights, strict=True)
+        }
+        return [
+            Output(net.assembly.blobs[i].name, float(value), weights.get(i, 0.0))
+            for i in net.graph.outputs
+            for value in net.blobs[net.assembly.blobs[i].name].data.flat
+        ]
+
+    def _emit(self, event: Event) -> None:
+        for callback in self.callbacks:
+            callback(event)
+
+    # Snapshots
+
+    def snapshot(self) -> tuple[str, str]:
+        """Write ``<snapshot_prefix>_iter_<N>.caffemodel`` and ``.solverstate``.
+
+        Returns
+        -------
+        (model, state)
+            The paths written.
+
+        Raises
+        ------
+        NonFiniteError
+            A weight is not finite; nothing is written.
+        """
+        for name, blobs in self.net.params.items():
+            if not all(np.isfinite(blob.data).all() for blob in blobs):
+                raise NonFiniteError(
+                    f'iteration {self.iter}: weights of layer "{name}" are not finite, so no '
+                    "snapshot was written. Resume from the last one with a lower base_lr."
+                )
+        state = SolverSnapshot(
+            self.iter,
+            "",
+            self._rate.current_step,
+            [self.net.array(buffer) for buffer in self._update.history],
+            ResumePoint(self.seed, self.net.counter, self._cursors()),
+        )
+        model, path = snapshot.save(self.param.snapshot_prefix, state, self.net.save)
+        self._emit(Saved(self.iter, model, path))
+        return model, path
+
+    def _named_nets(self) -> dict[str, Net]:
+        tests = {f"test {number}": net for number, net in enumerate(self.test_nets)}
+        return {"train": self.net, **tests}
+
+    def _cursors(self) -> dict[str, dict[str, int]]:
+        cursors = {
+            name: {layer: reader.position for layer, reader in net.data_layers.items()}
+            for name, net in self._named_nets().items()
+        }
+        for name, net in self._named_nets().items():
+            cursors[name][_PASSES] = net.counter
+        return cursors
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Go back to a snapshot; the run goes on with the same bits as an uninterrupted one.
+
+        A state that Caffe wrote has no data position: data then starts at record 0, with a
+        warning.
+
+        Raises
+        ------
+        DataError, UsageError
+            The file is torn or of another kind, or its weights are missing.
+        RunError
+            The state is of another net or another solver type.
+        """
+        state, model = snapshot.load(path)
+        history = [self.net.array(buffer) for buffer in self._update.history]
+        shapes = [array.shape for array in history]
+        found = [array.shape for array in state.history]
+        if len(shapes) != len(found) or any(
+            np.prod(a) != np.prod(b) for a, b in zip(shapes, found, strict=True)
+        ):
+            raise RunError(
+                f"{path}: holds {len(found)} history arrays of shapes {found}, expected "
+                f"{len(shapes)} of shapes {shapes}. Use a state of the same net and solver type."
+            )
+        self.net.copy_from(model)
+        for array, stored in zip(history, state.history, strict=True):
+            array[...] = stored.reshape(array.shape)
+        self.iter = state.iter
+        self._rate.current_step = state.current_step
+        if state.extra is None:
+            log.warning(
+                "%s: holds no data position (Caffe wrote it); data starts at record 0", path
+            )
+            self.net.counter = state.iter * self.param.iter_size
+            return
+        if state.extra.seed != self.seed:
+            log.warning(
+                "%s: was written with random_seed %d, this run has %d, so it draws other random "
+                "numbers",
+                path,
+                state.extra.seed,
+                self.seed,
+            )
+        for name, net in self._named_nets().items():
+            cursors = state.extra.cursors.get(name, {})
+            for layer, reader in net.data_layers.items():
+                if layer in cursors:
+                    reader.seek(cursors[layer])
+            net.counter = cursors.get(_PASSES, net.counter)
+
+    def copy_from(self, path: str | os.PathLike[str]) -> None:
+        """Copy weights from a .caffemodel into the layers of the same name."""
+        self.net.copy_from(path)
+
+    def close(self) -> None:
+        """Stop the background readers of all nets."""
+        for net in (self.net, *self.test_nets):
+            net.close()
