@@ -104,7 +104,7 @@ class Kernel:
 
     def entry(self, dtype: str) -> int:
         """Return the address of the compiled task entry for float32 or float64."""
-        return int(_compiled(self.name, dtype).address)
+        return _compiled(self.name, dtype)
 
     def __call__(self, *values: Any, dtype: str | None = None) -> int:
         """Run the kernel once through its task entry, as a task would, and return its status.
@@ -166,7 +166,7 @@ def pack_slots(arguments: Sequence[Argument], values: Sequence[Any], dtype: str)
     return slots
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+@intrinsic(prefer_literal=True)
 def _call_kernel(typingctx, name, dtype, slots, worker):  # type: ignore[no-untyped-def]
     """Unpack the slots and call the kernel `name`; yields its status as int64."""
     declared = KERNELS[name.literal_value]
@@ -206,7 +206,8 @@ def _call_kernel(typingctx, name, dtype, slots, worker):  # type: ignore[no-unty
                 made = context.make_array(ty)(context, builder)
                 llvm_type = context.get_data_type(ty.dtype)
                 itemsize = ir.Constant(i64, context.get_abi_sizeof(llvm_type))
-                strides, run = [], itemsize
+                strides: list[Any] = []
+                run = itemsize
                 for dimension in reversed(shape):
                     strides.insert(0, run)
                     run = builder.mul(run, dimension)
@@ -254,30 +255,36 @@ def cache_directory() -> Path | None:
     return folder
 
 
-def compile_native(function: Callable[..., Any], signature: Any, *, cached: bool = True) -> CFunc:
-    """Compile `function` to native code of this C signature; ``.address`` is its entry point.
+def compile_native(function: Callable[..., Any], signature: Any, *, cached: bool = True) -> int:
+    """Compile `function` to native code of this C signature; return its address.
 
     Calling the address through ctypes releases the GIL. The compiled code is kept on disk when
     `cached` is set and the cache directory can be used.
     """
+    def compiled(cache: bool) -> int:
+        made = CFunc(function, sigutils.normalize_signature(signature), {}, dict(_OPTIONS))
+        if cache:
+            made.enable_caching()
+        made.compile()
+        _alive.append(made)
+        address: int = made.address
+        return address
+
     with _lock:
         folder = cache_directory() if cached else None
         if folder is not None:
             previous = numba.config.CACHE_DIR
             numba.config.CACHE_DIR = str(folder)
             try:
-                made = CFunc(function, sigutils.normalize_signature(signature), {}, dict(_OPTIONS))
-                made.enable_caching()
-                made.compile()
-                return made
+                return compiled(cache=True)
             except _CACHE_ERRORS:
                 pass  # read-only, full or corrupt: compile again without it
             finally:
                 numba.config.CACHE_DIR = previous
-        made = CFunc(function, sigutils.normalize_signature(signature), {}, dict(_OPTIONS))
-        made.compile()
-        return made
+        return compiled(cache=False)
 
+
+_alive: list[CFunc] = []  # compiled code lives as long as its CFunc
 
 # What a cache that is full, read-only, torn or written by something else raises while loading.
 _CACHE_ERRORS = (
@@ -296,7 +303,7 @@ _ENTRY = types.int64(types.CPointer(types.int64), types.int64)
 
 
 @lru_cache(maxsize=None)
-def _compiled(name: str, dtype: str) -> CFunc:
+def _compiled(name: str, dtype: str) -> int:
     def entry(slots, worker):  # type: ignore[no-untyped-def]
         return _call_kernel(name, dtype, slots, worker)
 

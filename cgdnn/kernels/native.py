@@ -29,7 +29,7 @@ def _external(builder, name, result, arguments):  # type: ignore[no-untyped-def]
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def load(typingctx, address):  # type: ignore[no-untyped-def]
     """Return the int64 at `address`, atomically."""
 
@@ -39,7 +39,7 @@ def load(typingctx, address):  # type: ignore[no-untyped-def]
     return types.int64(types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def store(typingctx, address, value):  # type: ignore[no-untyped-def]
     """Set the int64 at `address`, atomically."""
 
@@ -50,7 +50,7 @@ def store(typingctx, address, value):  # type: ignore[no-untyped-def]
     return types.void(types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def fetch_add(typingctx, address, value):  # type: ignore[no-untyped-def]
     """Add to the int64 at `address` atomically and return what it was."""
 
@@ -60,7 +60,7 @@ def fetch_add(typingctx, address, value):  # type: ignore[no-untyped-def]
     return types.int64(types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def fetch_or(typingctx, address, bits):  # type: ignore[no-untyped-def]
     """Set bits of the int64 at `address` atomically and return what it was."""
 
@@ -70,7 +70,7 @@ def fetch_or(typingctx, address, bits):  # type: ignore[no-untyped-def]
     return types.int64(types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def fetch_and(typingctx, address, bits):  # type: ignore[no-untyped-def]
     """Keep only `bits` of the int64 at `address` atomically and return what it was."""
 
@@ -80,7 +80,7 @@ def fetch_and(typingctx, address, bits):  # type: ignore[no-untyped-def]
     return types.int64(types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def compare_swap(typingctx, address, expected, value):  # type: ignore[no-untyped-def]
     """Set the int64 at `address` if it is `expected`; return 1 if it was."""
 
@@ -92,7 +92,7 @@ def compare_swap(typingctx, address, expected, value):  # type: ignore[no-untype
     return types.int64(types.int64, types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def call_task(typingctx, entry, slots, worker):  # type: ignore[no-untyped-def]
     """Call the task entry at an address; return its status."""
 
@@ -104,7 +104,7 @@ def call_task(typingctx, entry, slots, worker):  # type: ignore[no-untyped-def]
     return types.int64(types.int64, types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def pause(typingctx):  # type: ignore[no-untyped-def]
     """Tell the processor that this is a waiting loop (some 20 ns)."""
 
@@ -119,7 +119,7 @@ def pause(typingctx):  # type: ignore[no-untyped-def]
     return types.void(), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def sleep_while_equal(typingctx, address, expected):  # type: ignore[no-untyped-def]
     """Sleep while the low 32 bits at `address` are `expected`; may return early."""
 
@@ -137,7 +137,7 @@ def sleep_while_equal(typingctx, address, expected):  # type: ignore[no-untyped-
     return types.void(types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def wake_one(typingctx, address):  # type: ignore[no-untyped-def]
     """Wake one sleeper on `address`."""
 
@@ -152,7 +152,7 @@ def wake_one(typingctx, address):  # type: ignore[no-untyped-def]
     return types.void(types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def now(typingctx):  # type: ignore[no-untyped-def]
     """Return the monotonic clock in nanoseconds."""
 

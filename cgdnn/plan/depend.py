@@ -128,16 +128,16 @@ def connect(tasks: Iterable[Task]) -> tuple[list[Task], list[list[int]], list[in
                             if other.readers == many:
                                 other.readers = {bundle}
                     waits |= segment.readers
-        index = add(task, waits)
+        number = add(task, waits)
         for access in accesses:  # looked up again: an access of the same task may have split them
             for segment in spaces[access.space].over(access.start, access.stop):
                 if access.writes:
-                    segment.writer = index
+                    segment.writer = number
                     segment.readers = set()
                 else:
-                    segment.readers.add(index)
+                    segment.readers.add(number)
     successors: list[list[int]] = [[] for _ in ordered]
-    for index, earlier in enumerate(before):
+    for number, earlier in enumerate(before):
         for other in sorted(earlier):
-            successors[other].append(index)
+            successors[other].append(number)
     return ordered, successors, [len(earlier) for earlier in before]

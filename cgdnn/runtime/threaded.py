@@ -23,7 +23,7 @@ import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -267,15 +267,16 @@ def _call(control, job):  # type: ignore[no-untyped-def]
     return 0
 
 
+_Loop = Callable[[int, int], int]
 _HELP_TYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
 @lru_cache(maxsize=1)
-def _loops() -> tuple[ctypes._CFuncPtr, ctypes._CFuncPtr]:
+def _loops() -> tuple[_Loop, _Loop]:
     """Return the compiled helper loop and call loop; calling one releases the GIL."""
     signature = types.int64(types.int64, types.int64)
     compiled = [compile_native(function, signature) for function in (_help, _call)]
-    loops = tuple(_HELP_TYPE(native.address) for native in compiled)
+    loops = [_HELP_TYPE(address) for address in compiled]
     return loops[0], loops[1]
 
 
@@ -345,9 +346,9 @@ def _wake_all(control, _unused):  # type: ignore[no-untyped-def]
 
 
 @lru_cache(maxsize=1)
-def _wake_everyone() -> ctypes._CFuncPtr:
+def _wake_everyone() -> _Loop:
     signature = types.int64(types.int64, types.int64)
-    return _HELP_TYPE(compile_native(_wake_all, signature).address)
+    return _HELP_TYPE(compile_native(_wake_all, signature))
 
 
 _pool: _Pool | None = None

@@ -159,12 +159,11 @@ class Solver:
                 f'{where("type")}: solver type "{param.type}" is not available yet. '
                 f"Use one of: {', '.join(RULES)}."
             )
-        if param.snapshot_format != SolverParameter.BINARYPROTO:
-            if param.HasField("snapshot_format"):
-                raise DescriptionError(
-                    f"{where('snapshot_format')}: snapshot_format HDF5 is not available yet. "
-                    "Use BINARYPROTO."
-                )
+        if param.snapshot_format == SolverParameter.HDF5:
+            raise DescriptionError(
+                f"{where('snapshot_format')}: snapshot_format HDF5 is not available yet. "
+                "Use BINARYPROTO."
+            )
         for name in ("debug_info", "snapshot_diff"):
             if getattr(param, name):
                 log.warning("%s: %s is not available yet and has no effect", where(name), name)
