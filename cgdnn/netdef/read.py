@@ -7,7 +7,6 @@ data is opened. The checks of counts are those of Caffe's ``Solver::InitTrainNet
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import os
@@ -178,9 +177,10 @@ def _read(source: Any, message_class: type[Message], kind: str) -> Located:
     data = _read_bytes(filename)
     if not is_binary(data):
         return parse_text(_decode(data, filename), message_class, filename)
-    message = pb.NetParameter()
-    with contextlib.suppress(DecodeError):
-        message.ParseFromString(data)
+    try:
+        message = pb.NetParameter.FromString(data)
+    except DecodeError:
+        message = pb.NetParameter()
     if message_class is not pb.NetParameter or not (message.layer or message.layers):
         binary = " or a binary net" if message_class is pb.NetParameter else ""
         raise DescriptionError(
