@@ -267,8 +267,9 @@ def compile_native(function: Callable[..., Any], signature: Any, *, cached: bool
             made.enable_caching()
         made.compile()
         _alive.append(made)
-        address: int = made.address
-        return address
+        address = made.address
+        assert address is not None, "compiled code has an address"
+        return int(address)
 
     with _lock:
         folder = cache_directory() if cached else None

@@ -138,6 +138,6 @@ def connect(tasks: Iterable[Task]) -> tuple[list[Task], list[list[int]], list[in
                     segment.readers.add(number)
     successors: list[list[int]] = [[] for _ in ordered]
     for number, earlier in enumerate(before):
-        for other in sorted(earlier):
-            successors[other].append(number)
+        for waited_for in sorted(earlier):
+            successors[waited_for].append(number)
     return ordered, successors, [len(earlier) for earlier in before]
