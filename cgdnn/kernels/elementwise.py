@@ -1,4 +1,4 @@
-"""Element by element kernels over arrays seen as (rows, columns): copy, scale, sum, product, maximum.
+"""Element by element kernels over arrays seen as (rows, columns).
 
 In every kernel the output may be one of the inputs, since element (n, j) of the output depends on
 the elements (n, j) of the inputs alone. Only rows [begin, end) are touched.

@@ -42,7 +42,7 @@ class Emitter:
         self.builder = builder
         self._element = ir.FloatType() if real == types.float32 else ir.DoubleType()
         self._bytes = real.bitwidth // 8
-        self.lanes = machine.vector_bytes() // self._bytes
+        self.lanes: int = machine.vector_bytes() // self._bytes
         self.vector = self.vector_of(self.lanes)
 
     def vector_of(self, lanes: int) -> Any:
@@ -56,6 +56,11 @@ class Emitter:
     def zero(self) -> Any:
         """Return a vector of zeros."""
         return ir.Constant(self.vector, None)
+
+    def filled(self, value: float, lanes: int | None = None) -> Any:
+        """Return a vector with the constant `value` in every lane."""
+        kind = self.vector_of(lanes or self.lanes)
+        return ir.Constant(kind, [value] * kind.count)
 
     def smaller(self, a: Any, b: Any) -> Any:
         """Return the smaller of two int64 values."""
@@ -107,8 +112,8 @@ class Emitter:
         """Load one element."""
         return self.builder.load(pointer)
 
-    def load(self, pointer: Any, mask: Any = None) -> Any:
-        """Load a vector; lanes that `mask` turns off are zero."""
+    def load(self, pointer: Any, mask: Any = None, otherwise: float = 0.0) -> Any:
+        """Load a vector; lanes that `mask` turns off are `otherwise`."""
         kind = self.vector if mask is None else self.vector_of(mask.type.count)
         place = self.builder.bitcast(pointer, kind.as_pointer())
         if mask is None:
@@ -118,20 +123,28 @@ class Emitter:
         return self._call(
             f"llvm.masked.load.{self._suffix(kind)}.p0",
             kind,
-            [place, ir.Constant(_I32, self._bytes), mask, ir.Constant(kind, None)],
+            [place, ir.Constant(_I32, self._bytes), mask, self.filled(otherwise, kind.count)],
         )
 
     def store(self, value: Any, pointer: Any, mask: Any = None) -> None:
-        """Store a vector, where `mask` is on."""
+        """Store a vector (of elements or of integers), where `mask` is on."""
         place = self.builder.bitcast(pointer, value.type.as_pointer())
+        size = _bits(value.type) // 8
         if mask is None:
-            self.builder.store(value, place).align = self._bytes
+            self.builder.store(value, place).align = size
             return
         self._call(
             f"llvm.masked.store.{self._suffix(value.type)}.p0",
             ir.VoidType(),
-            [value, place, ir.Constant(_I32, self._bytes), mask],
+            [value, place, ir.Constant(_I32, size), mask],
         )
+
+    def prefetch(self, pointer: Any) -> None:
+        """Bring the cache line at `pointer`, which may lie anywhere, near."""
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
+        to_read, keep, data = (ir.Constant(_I32, value) for value in (0, 3, 1))
+        self.builder.call(function, [pointer, to_read, keep, data])
 
     def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
         """Return a * b + c, rounded once where the processor can."""
@@ -150,7 +163,9 @@ class Emitter:
         while width > 1:
             half, count = width // 2, len(vectors) // 2
             groups = range(0, self.lanes, width)
-            low = [g + p for g in groups for p in [*range(half), *range(self.lanes, self.lanes + half)]]
+            low = [
+                g + p for g in groups for p in [*range(half), *range(self.lanes, self.lanes + half)]
+            ]
             high = [lane + half for lane in low]
             vectors = [
                 self.builder.fadd(
@@ -181,7 +196,8 @@ class Emitter:
         self.builder.position_at_end(after)
 
     def _suffix(self, kind: Any) -> str:
-        return f"v{kind.count}f{8 * self._bytes}"
+        letter = "i" if isinstance(kind.element, ir.IntType) else "f"
+        return f"v{kind.count}{letter}{_bits(kind)}"
 
     def _call(self, name: str, result: Any, arguments: Sequence[Any]) -> Any:
         kind = ir.FunctionType(result, [argument.type for argument in arguments])
@@ -189,11 +205,21 @@ class Emitter:
         return self.builder.call(function, arguments)
 
 
+def _bits(vector: Any) -> int:
+    """Return the bits of one lane of a vector type."""
+    if isinstance(vector.element, ir.IntType):
+        width: int = vector.element.width
+        return width
+    return 32 if isinstance(vector.element, ir.FloatType) else 64
+
+
 def _intrinsic(typed: Any, body: Callable[..., Any]) -> Any:
     """Make the intrinsic `typed` with the name, the text and the argument names of `body`."""
     typed.__name__ = body.__name__
     typed.__doc__ = body.__doc__
-    typed.__signature__ = inspect.signature(body)  # numba counts arguments by it; the emitter stands for the context
+    typed.__signature__ = inspect.signature(
+        body
+    )  # numba counts arguments by it; the emitter stands for the context
     return intrinsic(typed)
 
 

@@ -32,3 +32,8 @@ def view_by_axis(shape: Shape, axis: int) -> tuple[int, int, int, int]:
     if axis == 0:
         return (1, 1, shape[0], prod(shape[1:]))
     return (shape[0], prod(shape[1:axis]), shape[axis], prod(shape[axis + 1 :]))
+
+
+def by_sample(shape: Shape) -> tuple[int, int]:
+    """Return `shape` as (samples, values of one); a blob without axes is one sample."""
+    return (shape[0], prod(shape[1:])) if shape else (1, 1)
