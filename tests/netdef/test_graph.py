@@ -149,16 +149,14 @@ def test_message_is_the_net_with_splits():
             'layer { name: "a" type: "A" bottom: "q" }',
             (
                 'net.prototxt:2:29: layer "a" (A) has the unknown bottom "q": no layer produces '
-                "it. "
-                'Before it are "x".'
+                'it. Before it are "x".'
             ),
         ),
         (
             'layer { name: "a" type: "A" bottom: "xs" }\nlayer { name: "b" type: "B" top: "xs" }',
             (
                 'net.prototxt:2:29: layer "a" (A) has the unknown bottom "xs": it is produced '
-                "later, "
-                'line 3, by layer "b" (B). Move that layer up.'
+                'later, line 3, by layer "b" (B). Move that layer up.'
             ),
         ),
         (
@@ -168,10 +166,8 @@ def test_message_is_the_net_with_splits():
             ),
             (
                 'net.prototxt:3:29: layer "a" (A) has the unknown bottom "xs" in phase TRAIN: it '
-                "is "
-                'produced only in phase TEST, by layer "b" (B) at net.prototxt:2:1. Add a layer '
-                "that "
-                "produces it here, or leave this one out."
+                'is produced only in phase TEST, by layer "b" (B) at net.prototxt:2:1. Add a layer '
+                "that produces it here, or leave this one out."
             ),
         ),
         (
@@ -181,9 +177,8 @@ def test_message_is_the_net_with_splits():
             ),
             (
                 'net.prototxt:3:29: layer "a" (A) has the unknown bottom "xs" in phase TRAIN: it '
-                "is "
-                'produced only where its rules let it in, by layer "b" (B) at net.prototxt:2:1. Add '
-                "a "
+                'is produced only where its rules let it in, by layer "b" (B) at '
+                "net.prototxt:2:1. Add a "
                 "layer that produces it here, or leave this one out."
             ),
         ),
@@ -192,8 +187,7 @@ def test_message_is_the_net_with_splits():
             (
                 'net.prototxt:2:29: layer "a" (A) produces "x", which layer "in" (Input) at '
                 "net.prototxt:1:1 produces already. Rename one of the tops; in place, a top takes "
-                "the "
-                "position of its bottom."
+                "the position of its bottom."
             ),
         ),
         (
@@ -217,16 +211,14 @@ def test_message_is_the_net_with_splits():
             'layer { name: "a" type: "A" bottom: "x" propagate_down: [true, true] }',
             (
                 'net.prototxt:2:41: layer "a" (A) has 2 propagate_down, expected none or 1, one '
-                "for "
-                "each bottom."
+                "for each bottom."
             ),
         ),
         (
             'layer { name: "a" type: "A" top: "p" top: "q" loss_weight: 1 }',
             (
                 'net.prototxt:2:47: layer "a" (A) has 1 loss_weight, expected none or 2, one for '
-                "each "
-                "top."
+                "each top."
             ),
         ),
         ('layer { name: "a" }', 'net.prototxt:2:1: layer "a" has no type. Add one.'),

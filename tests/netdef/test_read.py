@@ -233,8 +233,7 @@ def test_policies_and_what_they_need(tmp_path, refusal, policy, fields):
             {"train_net": '"t"'},
             (
                 "s.prototxt:5:1: the training net is given by net and train_net, expected exactly "
-                "one "
-                "of net, net_param, train_net, train_net_param."
+                "one of net, net_param, train_net, train_net_param."
             ),
         ),
         (
@@ -271,8 +270,7 @@ def test_refused_fields(refusal, fields, message):
             "lr_policy",
             (
                 "s.prototxt: lr_policy is missing, expected one of fixed, step, exp, inv, "
-                "multistep, "
-                "poly, sigmoid."
+                "multistep, poly, sigmoid."
             ),
         ),
         (

@@ -122,8 +122,7 @@ def test_an_input_net_may_have_no_layers():
             'layer { type: "A" }\nlayers { type: LRN }\nlayer { }',
             (
                 "net.prototxt:2:1: `layers` (V1) in a net whose other layers are written as "
-                "`layer`, "
-                "first at net.prototxt:1:1; only one style is read. Upgrade every "
+                "`layer`, first at net.prototxt:1:1; only one style is read. Upgrade every "
                 '`layers { type: ENUM .. }` to `layer { type: "Name" .. }`.'
             ),
         ),
@@ -138,8 +137,7 @@ def test_an_input_net_may_have_no_layers():
             ),
             (
                 'net.prototxt:2:1: layer "r" (relu) reads the padding layer "p"; only a conv or '
-                "pool "
-                "layer with one bottom can. Remove the padding layer."
+                "pool layer with one bottom can. Remove the padding layer."
             ),
         ),
         (
