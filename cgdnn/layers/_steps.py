@@ -10,8 +10,8 @@ from cgdnn.layers._base import BEGIN, END, Buffer, Shape, Step, read, write
 def copy(source: Buffer, target: Buffer, shape: Shape) -> Step:
     """Return the step that copies a blob or diff of `shape`."""
     num, count = by_sample(shape)
-    arrays = [read(source, (num, count)), 0, write(target, (num, count)), 0, count]
-    return Step(copy_columns, [*arrays, BEGIN, END], num, 0.3 * count)
+    x, y = read(source, (num, count)), write(target, (num, count))
+    return Step(copy_columns, [x, 0, y, 0, count, BEGIN, END], num, 0.3 * count)
 
 
 def zero(target: Buffer, shape: Shape) -> Step:

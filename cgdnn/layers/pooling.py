@@ -173,8 +173,10 @@ class Pooling(Layer):
         steps = [self._step(kernels.pool_max_forward, [*blobs, write(places)], cost)]
         if len(operands.top) > 1:
             view = by_sample(self.top_shapes[0])
-            mask = [read(places, view), write(operands.top[1], view), BEGIN, END]
-            steps.append(Step(kernels.pool_max_mask, mask, view[0], 0.3 * view[1]))
+            source, mask = read(places, view), write(operands.top[1], view)
+            steps.append(
+                Step(kernels.pool_max_mask, [source, mask, BEGIN, END], view[0], 0.3 * view[1])
+            )
         return steps
 
     def backward_data(self, operands: Operands) -> list[Step]:
@@ -184,15 +186,10 @@ class Pooling(Layer):
             blobs = [read(top_diff), write(bottom_diff)]
             return [self._step(kernels.pool_average_backward, blobs, 0.6 * self._elements())]
         pooled, plane = _planes(self.top_shapes[0]), _planes(self.bottom_shapes[0])
-        arguments = [
-            read(top_diff, pooled),
-            read(self._places(operands), pooled),
-            write(bottom_diff, plane),
-            BEGIN,
-            END,
-        ]
+        dy, dx = read(top_diff, pooled), write(bottom_diff, plane)
+        places = read(self._places(operands), pooled)
         cost = 0.15 * plane[1] * plane[2] + 0.3 * pooled[1] * pooled[2]
-        return [Step(kernels.pool_max_backward, arguments, plane[0], cost)]
+        return [Step(kernels.pool_max_backward, [dy, places, dx, BEGIN, END], plane[0], cost)]
 
     def _step(self, kernel: Kernel, blobs: Sequence[Use], cost: float) -> Step:
         """Return a step over samples of a kernel that takes the windows' sizes."""

@@ -87,9 +87,9 @@ class Split(Layer):
             return [copy(wanted[0], total, self.bottom_shapes[0])]
         steps = []
         for i, diff in enumerate(wanted[1:]):
-            known = wanted[0] if i == 0 else total
-            arguments = [read(known, view), 1.0, read(diff, view), 1.0, write(total, view)]
-            steps.append(Step(add_scaled, [*arguments, BEGIN, END], view[0], 0.4 * view[1]))
+            a, b = read(wanted[0] if i == 0 else total, view), read(diff, view)
+            y = write(total, view)
+            steps.append(Step(add_scaled, [a, 1.0, b, 1.0, y, BEGIN, END], view[0], 0.4 * view[1]))
         return steps
 
 
