@@ -128,7 +128,8 @@ def _fold_vector(  # type: ignore[no-untyped-def]
             tap = build.mul(build.mul(q.index, kernel_columns), du_row)
             with e.loop(kernel_columns) as j:
                 start = build.sub(first, build.mul(j.index, dilation))
-                offset = build.add(build.add(row, start), build.add(tap, build.mul(j.index, du_row)))
+                tap_row = build.add(tap, build.mul(j.index, du_row))
+                offset = build.add(build.add(row, start), tap_row)
                 high = e.smaller(count, build.sub(ow, start))
                 mask = e.mask(build.neg(start), high)
                 value = e.load(e.at(du, offset), mask)
@@ -225,12 +226,12 @@ def conv_forward_unfold(  # type: ignore[no-untyped-def]
 
 
 @kernel(
-    array(4), array(4), array(5), array(2), INT, *_GEOMETRY, scratch(1),
-    INT, REAL, INT, INT, INT, INT,
+    array(4), array(4), array(2), array(2), INT, INT, INT, *_GEOMETRY, scratch(1),
+    INT, REAL, REAL, INT, INT, INT, INT,
 )
 def conv_backward_weights_unfold(  # type: ignore[no-untyped-def]
-    x, dy, dw, db, has_bias, rows, stride, pad, dilation, u,
-    piece, accumulate, o_begin, o_end, begin, end,
+    x, dy, dw, db, has_bias, group, kw, rows, stride, pad, dilation, u,
+    piece, keep_w, keep_b, o_begin, o_end, begin, end,
 ):
     """Set or add to the gradients of the filters [o_begin, o_end) from the images [begin, end).
 
@@ -238,34 +239,33 @@ def conv_backward_weights_unfold(  # type: ignore[no-untyped-def]
     ----------
     x : array (N, C, H, W)
     dy : array (N, Co, R, OW)
-    dw : array (pieces, Co, C / group, Q, KW)
-        Entry `piece` is written.
+    dw : array (pieces, Co * C / group * Q * KW)
+        Row `piece` is written.
     db : array (pieces, Co)
         Likewise; not touched unless `has_bias`.
+    group, kw : int
     rows, stride, pad, dilation
         As in `conv_forward_unfold`.
     u : array (backward_weights_scratch(C / group, Q * KW, R * OW),)
-    accumulate : real
-        Where 0, what dw and db hold is overwritten, else added to.
+    keep_w, keep_b : real
+        Where 0, what dw or db holds is overwritten, else added to.
     """
-    group = x.shape[1] // dw.shape[2]
-    outputs, depth = dw.shape[1] // group, dw.shape[2] * dw.shape[3] * dw.shape[4]
-    taps = dw.shape[3] * dw.shape[4]
+    channels, filters = x.shape[1] // group, dy.shape[1] // group
+    taps = rows.shape[0] * kw
+    depth = channels * taps
     pixels = dy.shape[2] * dy.shape[3]
     lanes = lanes_of(x)
     together = max(1, _CONTRACTION // pixels)  # images in one contraction
     chunk = min(pixels, _CONTRACTION)
     segment = (chunk + 2 * lanes - 1) // lanes * lanes
     u_row = together * segment
-    block = min(dw.shape[2], u.shape[0] // (taps * u_row))
-    if accumulate == 0:
+    block = min(channels, u.shape[0] // (taps * u_row))
+    if keep_w == 0:
+        for i in range(o_begin * depth, o_end * depth):
+            dw[piece, i] = 0
+    if has_bias and keep_b == 0:
         for o in range(o_begin, o_end):
-            for c in range(dw.shape[2]):
-                for q in range(dw.shape[3]):
-                    for j in range(dw.shape[4]):
-                        dw[piece, o, c, q, j] = 0
-            if has_bias:
-                db[piece, o] = 0
+            db[piece, o] = 0
     for n in range(begin, end, together):
         images = min(together, end - n)
         for p in range(0, pixels, chunk):
@@ -273,26 +273,24 @@ def conv_backward_weights_unfold(  # type: ignore[no-untyped-def]
             if has_bias:
                 for i in range(n, n + images):
                     for o in range(o_begin, o_end):
-                        source = (i * dw.shape[1] + o) * pixels + p
-                        add_sum(db, piece * dw.shape[1] + o, dy, source, length)
+                        source = (i * dy.shape[1] + o) * pixels + p
+                        add_sum(db, piece * dy.shape[1] + o, dy, source, length)
             for g in range(group):
-                first = max(o_begin, g * outputs)
-                last = min(o_end, (g + 1) * outputs)
+                first = max(o_begin, g * filters)
+                last = min(o_end, (g + 1) * filters)
                 if first >= last:
                     continue
-                for c in range(0, dw.shape[2], block):
-                    c_end = min(c + block, dw.shape[2])
-                    channel = g * dw.shape[2]
+                for c in range(0, channels, block):
+                    c_end = min(c + block, channels)
                     for i in range(images):
                         _unfold(
-                            x, n + i, channel + c, channel + c_end, rows, dw.shape[4], stride,
+                            x, n + i, g * channels + c, g * channels + c_end, rows, kw, stride,
                             pad, dilation, dy.shape[3], p, p + length, u, i * segment, u_row,
                         )
                     multiply_nt(
-                        dy, (n * dw.shape[1] + first) * pixels + p, pixels,
-                        dw.shape[1] * pixels,
+                        dy, (n * dy.shape[1] + first) * pixels + p, pixels, dy.shape[1] * pixels,
                         u, 0, u_row, segment,
-                        dw, (piece * dw.shape[1] + first) * depth + c * taps, depth,
+                        dw, piece * dw.shape[1] + first * depth + c * taps, depth,
                         last - first, (c_end - c) * taps, length, images,
                     )
 

@@ -32,6 +32,7 @@ class Case:
         self.rows, self.outputs = reference.row_tables(leading)
         size, kw, stride, pad, dilation = last
         ow = (size + 2 * pad - dilation * (kw - 1) - 1) // stride + 1
+        self.group = group
         self.last = (stride, pad, dilation)
         height = self.outputs.shape[1]
 
@@ -88,28 +89,16 @@ def test_backward_data(case):
 @pytest.mark.parametrize("accumulate", [0.0, 1.0])
 def test_backward_weights(case, accumulate):
     n, outputs = len(case.x), len(case.b)
-    dw = np.full((2, *case.w.shape), 0.5 if accumulate else np.nan, case.x.dtype)
+    dw = np.full((2, case.w.size), 0.5 if accumulate else np.nan, case.x.dtype)
     db = np.full((2, outputs), 0.5 if accumulate else np.nan, case.x.dtype)
-    want_w, want_b = np.full(dw.shape[1:], accumulate / 2), np.full(outputs, accumulate / 2)
+    want_w, want_b = np.full(case.w.shape, accumulate / 2), np.full(outputs, accumulate / 2)
     untouched = dw[0].copy(), db[0].copy()
     kernels.conv_backward_weights_unfold(
-        case.x,
-        case.dy,
-        dw,
-        db,
-        1,
-        case.rows,
-        *case.last,
-        case.uw,
-        1,
-        accumulate,
-        0,
-        outputs,
-        0,
-        n,
+        *(case.x, case.dy, dw, db, 1, case.group, case.w.shape[3]),
+        *(case.rows, *case.last, case.uw, 1, accumulate, accumulate, 0, outputs, 0, n),
     )
     reference.backward_weights(case.x, case.dy, want_w, want_b, case.rows, *case.last)
-    near(case, dw[1], want_w)
+    near(case, dw[1].reshape(want_w.shape), want_w)
     near(case, db[1], want_b)
     np.testing.assert_array_equal(dw[0], untouched[0])
     np.testing.assert_array_equal(db[0], untouched[1])
@@ -129,15 +118,17 @@ def test_a_piece_writes_its_images_only(dtype):
 
 def test_weights_of_a_range_of_filters(dtype):
     case = Case("group", dtype)
-    dw, db = np.full((1, *case.w.shape), 7, dtype), np.full((1, 9), 7, dtype)
+    dw, db = np.full((1, case.w.size), 7, dtype), np.full((1, 9), 7, dtype)
     want_w, want_b = np.zeros(case.w.shape), np.zeros(9)
     kernels.conv_backward_weights_unfold(
-        case.x, case.dy, dw, db, 1, case.rows, *case.last, case.uw, 0, 0.0, 2, 7, 0, 2
+        *(case.x, case.dy, dw, db, 1, case.group, case.w.shape[3]),
+        *(case.rows, *case.last, case.uw, 0, 0.0, 0.0, 2, 7, 0, 2),
     )
     reference.backward_weights(case.x, case.dy, want_w, want_b, case.rows, *case.last)
-    near(case, dw[0, 2:7], want_w[2:7])
+    dw = dw.reshape(case.w.shape)
+    near(case, dw[2:7], want_w[2:7])
     near(case, db[0, 2:7], want_b[2:7])
-    assert (dw[0, [0, 1, 7, 8]] == 7).all()
+    assert (dw[[0, 1, 7, 8]] == 7).all()
 
 
 def test_nan_reaches_exactly_what_depends_on_it(dtype):

@@ -1,0 +1,107 @@
+"""Products of a batch of vectors with a weight matrix.
+
+The weights are read where they lie. A large layer is bound by reading them, so a forward or
+backward_data step is cut over output columns rather than samples: each piece reads its own part
+of the weights once. A piece then writes blocks of columns, an array (blocks, rows, width), which
+`join_blocks` turns into rows.
+"""
+
+from __future__ import annotations
+
+from cgdnn.kernels._jit import INT, REAL, array, device, kernel
+from cgdnn.kernels.gemm import KEEP, ZERO, multiply_nn, multiply_nt
+
+_CONTRACTION = 1024
+"""Elements that a product by dot products sums before it adds lanes: rows stay in near caches."""
+_DEPTH = 256
+"""Rows of the right matrix that a broadcasting product takes at a time."""
+
+
+@device
+def _start(c, block_begin, block_end, begin, end, columns, bias, has_bias):  # type: ignore[no-untyped-def]
+    """Set rows [begin, end) of blocks of C to the bias, or to 0."""
+    for block in range(block_begin, block_end):
+        first = block * c.shape[2]
+        for i in range(begin, end):
+            for j in range(min(c.shape[2], columns - first)):
+                c[block, i, j] = bias[first + j] if has_bias else 0
+
+
+_ARGUMENTS = (array(2), array(2), array(1), INT, array(3), INT, INT, INT, INT)
+
+
+@kernel(*_ARGUMENTS)
+def product_nt(a, b, bias, has_bias, c, block_begin, block_end, begin, end):  # type: ignore[no-untyped-def]
+    """Set rows [begin, end) of blocks [block_begin, block_end) of C to A B^T + bias.
+
+    Parameters
+    ----------
+    a : array (M, depth)
+    b : array (N, depth)
+    bias : array (N,)
+        Not read unless `has_bias`.
+    c : array (blocks, M, width)
+        Column j of block i is column i * width + j of the product.
+    """
+    depth, columns, width = a.shape[1], b.shape[0], c.shape[2]
+    _start(c, block_begin, block_end, begin, end, columns, bias, has_bias)
+    for k in range(0, depth, _CONTRACTION):
+        for block in range(block_begin, block_end):
+            first = block * width
+            multiply_nt(
+                a, begin * depth + k, depth, 0,
+                b, first * depth + k, depth, 0,
+                c, (block * c.shape[1] + begin) * width, width,
+                end - begin, min(width, columns - first), min(_CONTRACTION, depth - k), 1,
+            )
+
+
+@kernel(*_ARGUMENTS)
+def product_nn(a, b, bias, has_bias, c, block_begin, block_end, begin, end):  # type: ignore[no-untyped-def]
+    """Set rows [begin, end) of blocks [block_begin, block_end) of C to A B + bias.
+
+    Parameters
+    ----------
+    a : array (M, depth)
+    b : array (depth, N)
+    bias, has_bias, c
+        As in `product_nt`.
+    """
+    depth, columns, width = a.shape[1], b.shape[1], c.shape[2]
+    _start(c, block_begin, block_end, begin, end, columns, bias, has_bias)
+    for k in range(0, depth, _DEPTH):
+        for block in range(block_begin, block_end):
+            first = block * width
+            multiply_nn(
+                a, begin * depth + k, depth, 1,
+                b, k * columns + first, columns,
+                c, (block * c.shape[1] + begin) * width, width,
+                end - begin, min(width, columns - first), min(_DEPTH, depth - k), KEEP, bias, 0,
+            )
+
+
+@kernel(array(2), array(2), array(2), REAL, INT, INT)
+def product_tn(a, b, c, accumulate, begin, end):  # type: ignore[no-untyped-def]
+    """Set rows [begin, end) of C to A^T B, or add it where `accumulate` is not 0.
+
+    Parameters
+    ----------
+    a : array (depth, M)
+    b : array (depth, N)
+    c : array (M, N)
+    """
+    multiply_nn(
+        a, begin, 1, a.shape[1], b, 0, b.shape[1], c, begin * c.shape[1], c.shape[1],
+        end - begin, c.shape[1], a.shape[0], ZERO if accumulate == 0 else KEEP, b, 0,
+    )
+
+
+@kernel(array(3), array(2), INT, INT)
+def join_blocks(blocks, y, begin, end):  # type: ignore[no-untyped-def]
+    """Copy rows [begin, end) of the array (blocks, rows, width) to those of y (rows, columns)."""
+    width = blocks.shape[2]
+    for block in range(blocks.shape[0]):
+        first = block * width
+        for i in range(begin, end):
+            for j in range(min(width, y.shape[1] - first)):
+                y[i, first + j] = blocks[block, i, j]

@@ -1,0 +1,376 @@
+"""Convolution over any number of spatial axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from cgdnn.kernels import conv_unfold as kernels
+from cgdnn.kernels.reduce import reduce_rows
+from cgdnn.layers._axis import canonical_axis
+from cgdnn.layers._base import (
+    BEGIN,
+    END,
+    PIECE,
+    Argument,
+    Buffer,
+    Candidate,
+    Count,
+    Layer,
+    Operands,
+    Parameter,
+    Shape,
+    Step,
+    Use,
+    read,
+    read_all,
+    row,
+    rows,
+    update,
+    write,
+)
+
+_FLOP_NANOSECONDS = 0.006
+_MOST_PARTIAL = 1 << 20
+"""Weights beyond which each piece of the weight gradient computes some filters from all images,
+rather than all filters from some images: sixteen partial gradients would take too much memory."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One spatial axis: sizes of the input and the kernel, and how the kernel moves."""
+
+    size: int
+    kernel: int
+    stride: int
+    pad: int
+    dilation: int
+
+    @property
+    def output(self) -> int:
+        """Output size, rounded down (Caffe, conv_layer.cpp); less than 1 if it does not fit."""
+        return (self.size + 2 * self.pad - self.dilation * (self.kernel - 1) - 1) // self.stride + 1
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether each output place reads its own input place only."""
+        return self.kernel == 1 and self.stride == 1 and self.pad == 0
+
+    def places(self) -> npt.NDArray[np.int64]:
+        """Return the input place of each (kernel place, output place), -1 in the padding."""
+        taps = np.arange(self.kernel)[:, None] * self.dilation - self.pad
+        at = taps + np.arange(self.output)[None, :] * self.stride
+        return np.where((at >= 0) & (at < self.size), at, -1)
+
+
+class Convolution(Layer):
+    """Correlate each bottom with learned filters: ``y = w * x + b``.
+
+    Bottoms have the shape (..., channels, spatial axes...), and each gives a top
+    (..., num_output, spatial axes...) by the same weights. An output axis has the size
+    ``(size + 2 pad - dilation (kernel - 1) - 1) / stride + 1``, rounded down.
+
+    Fields of ``convolution_param``:
+
+    * ``num_output``: number of filters, required.
+    * ``kernel_size``, required; ``stride`` (default 1), ``pad`` (default 0), ``dilation``
+      (default 1): given once for all spatial axes, or once for each. For two axes, ``kernel_h`` and
+      ``kernel_w``, ``stride_h`` and ``stride_w``, ``pad_h`` and ``pad_w`` instead.
+    * ``group`` (default 1): channels and filters are divided into so many groups; the filters of a
+      group see its channels only.
+    * ``bias_term`` (default true), ``weight_filler``, ``bias_filler``.
+    * ``axis`` (default 1): the channel axis; the axes after it are spatial, the ones before it are
+      independent samples.
+    * ``force_nd_im2col`` and ``engine`` are accepted and change nothing.
+
+    Blobs: weights (num_output, channels / group, kernel...), bias (num_output). The rules are those
+    of Caffe's base_conv_layer.cpp.
+    """
+
+    bottoms: ClassVar[Count] = Count(1, None)
+    tops: ClassVar[Count] = Count(1, None)
+
+    def setup(self) -> None:
+        """Check the fields that need no shapes."""
+        param = self.node.param.convolution_param
+        if len(self.node.bottoms) != len(self.node.tops):
+            raise self.error(
+                f"got {len(self.node.bottoms)} bottoms and {len(self.node.tops)} tops, expected as "
+                "many tops as bottoms. Name one top for each bottom.",
+                "top",
+            )
+        if param.num_output < 1:
+            raise self._field_error(
+                f"got num_output {param.num_output}, expected 1 or more. Count the filters",
+                "num_output",
+            )
+        if param.group < 1 or param.num_output % param.group:
+            raise self._field_error(
+                f"num_output {param.num_output} is not divisible by group {param.group}. "
+                f"{_multiples(param.num_output, param.group)}",
+                "group",
+            )
+
+    def infer_shapes(self, bottoms: list[Shape]) -> list[Shape]:
+        """Return (..., num_output, spatial axes...) for each bottom."""
+        param = self.node.param.convolution_param
+        shape = bottoms[0]
+        channel_axis = canonical_axis(self, param.axis, shape, "convolution_param", "axis")
+        for other in bottoms[1:]:
+            if other != shape:
+                raise self.error(
+                    f"bottoms differ in shape; got {other}, expected {shape} as the first. "
+                    "Use a layer for each shape.",
+                    "bottom",
+                )
+        channels = shape[channel_axis]
+        if channels % param.group:
+            raise self._field_error(
+                f"{channels} input channels are not divisible by group {param.group}. "
+                f"{_multiples(channels, param.group)}",
+                "group",
+            )
+        self._axes = self._read_axes(shape[channel_axis + 1 :])
+        self._samples = prod(shape[:channel_axis])
+        self._channels = channels
+        outputs = [axis.output for axis in self._axes]
+        if any(size < 1 for size in outputs):
+            extent = _by(axis.dilation * (axis.kernel - 1) + 1 for axis in self._axes)
+            pad = _by_one(axis.pad for axis in self._axes)
+            raise self._field_error(
+                f"kernel {extent} does not fit input {_by(axis.size for axis in self._axes)} "
+                f"(+pad {pad}). Use a smaller kernel, or more padding",
+                "kernel_h" if param.HasField("kernel_h") else "kernel_size",
+            )
+        self._arrange()
+        return [(*shape[:channel_axis], param.num_output, *outputs)] * len(bottoms)
+
+    def _read_axes(self, sizes: Shape) -> list[Axis]:
+        """Return the spatial axes with their kernels."""
+        windows = self._values("kernel_size", len(sizes), None)
+        strides = self._values("stride", len(sizes), 1)
+        pads = self._values("pad", len(sizes), 0)
+        dilations = self._values("dilation", len(sizes), 1)
+        for name, values in (
+            ("kernel_size", windows),
+            ("stride", strides),
+            ("dilation", dilations),
+        ):
+            if any(value < 1 for value in values):
+                raise self._field_error(
+                    f"got {name} {_by(values)}, expected 1 or more on each axis. Correct it", name
+                )
+        return [Axis(*of) for of in zip(sizes, windows, strides, pads, dilations, strict=True)]
+
+    def _values(self, name: str, axes: int, default: int | None) -> list[int]:
+        """Return a field for each spatial axis, given once, once for each, or as _h and _w."""
+        param = self.node.param.convolution_param
+        given = [int(value) for value in getattr(param, name)]
+        stem = name.removesuffix("_size")
+        pair = [f"{stem}_h", f"{stem}_w"] if name != "dilation" else []
+        if any(param.HasField(part) for part in pair):
+            if axes != 2 or given:
+                got = f"together with {name}" if given else f"with {axes} spatial axes"
+                raise self._field_error(
+                    f"got {pair[0]} or {pair[1]} {got}, expected {name} alone, or {pair[0]} and "
+                    f"{pair[1]} for two spatial axes. Keep {name}",
+                    next(part for part in pair if param.HasField(part)),
+                )
+            return [int(getattr(param, part)) for part in pair]
+        if not given and default is not None:
+            return [default] * axes
+        if len(given) not in (1, axes):
+            raise self._field_error(
+                f"got {name} {len(given)} times, expected once, or once for each of the {axes} "
+                f"spatial axes. Give {name}",
+                name,
+            )
+        return given * axes if len(given) == 1 else given
+
+    def _field_error(self, text: str, field: str) -> Exception:
+        return self.error(f"{text}.", "convolution_param", field)
+
+    def _arrange(self) -> None:
+        """Bring the spatial axes to rows and columns, as `cgdnn.kernels.conv_unfold` wants them."""
+        axes = list(self._axes) or [Axis(1, 1, 1, 0, 1)]
+        while len(axes) > 1 and axes[-1].pointwise and axes[-2].pointwise:
+            axes[-2:] = [Axis(axes[-2].size * axes[-1].size, 1, 1, 0, 1)]
+        *leading, self._columns = axes
+        table = np.zeros((1, 1), np.int64)
+        for axis in leading:
+            at = axis.places()[None, :, None, :]
+            outer = table[:, None, :, None]
+            both = np.where((outer >= 0) & (at >= 0), outer * axis.size + at, -1)
+            table = both.reshape(table.shape[0] * axis.kernel, table.shape[1] * axis.output)
+        self._rows = table
+        inputs = prod(axis.size for axis in leading)
+        self._outputs = np.full((len(table), inputs), -1, np.int64)
+        tap, output = np.nonzero(table >= 0)
+        self._outputs[tap, table[tap, output]] = output
+        filters = self.node.param.convolution_param.num_output
+        inner = self._channels // self.node.param.convolution_param.group
+        self._weight_view = (filters, inner, len(table), self._columns.kernel)
+        self._bottom_view = (self._samples, self._channels, inputs, self._columns.size)
+        self._top_view = (self._samples, filters, table.shape[1], self._columns.output)
+
+    def parameters(self) -> list[Parameter]:
+        """Return the weights, and the bias where there is one."""
+        param = self.node.param.convolution_param
+        shape = (*self._weight_view[:2], *(axis.kernel for axis in self._axes))
+        weights = [Parameter(shape, param.weight_filler)]
+        return weights + [Parameter((param.num_output,), param.bias_filler)] * param.bias_term
+
+    def multiply_adds(self) -> int:
+        """Return one for each weight that meets each output place."""
+        return len(self.node.bottoms) * prod(self._top_view) * prod(self._weight_view[1:])
+
+    @property
+    def _sample_cost(self) -> float:
+        return 2 * _FLOP_NANOSECONDS * prod(self._top_view[1:]) * prod(self._weight_view[1:])
+
+    def candidates(self, which: str) -> list[Candidate]:
+        """Return unfolding and matrix products."""
+        return [Candidate("unfold_gemm", lambda layer, operands: getattr(layer, which)(operands))]
+
+    def _geometry(self, operands: Operands) -> tuple[Argument, ...]:
+        columns = self._columns
+        table = read_all(operands.constant("rows", self._rows))
+        return (table, columns.stride, columns.pad, columns.dilation)
+
+    def _block(self) -> tuple[int, int, int]:
+        """Return the channels of a group, the kernel's places and the output's places."""
+        return self._weight_view[1], prod(self._weight_view[2:]), prod(self._top_view[2:])
+
+    def forward(self, operands: Operands) -> list[Step]:
+        """Return a step over samples for each bottom."""
+        bias = self.node.param.convolution_param.bias_term
+        u = operands.scratch("u", (kernels.forward_scratch(*self._block()[:2]),))
+        arguments: list[Argument] = [
+            read_all(operands.param[0], self._weight_view),
+            # Without a bias the kernel does not look at the array in its place.
+            read_all(operands.param[-1], (operands.param[-1].size,)),
+            int(bias),
+        ]
+        return [
+            Step(
+                kernels.conv_forward_unfold,
+                [
+                    read(bottom, self._bottom_view),
+                    *arguments,
+                    write(top, self._top_view),
+                    *self._geometry(operands),
+                    u,
+                    BEGIN,
+                    END,
+                ],
+                self._samples,
+                self._sample_cost,
+            )
+            for bottom, top in zip(operands.bottom, operands.top, strict=True)
+        ]
+
+    def backward_data(self, operands: Operands) -> list[Step]:
+        """Return a step over samples for each bottom whose diff is wanted."""
+        du = operands.scratch("du", (kernels.backward_data_scratch(*self._block()),))
+        return [
+            Step(
+                kernels.conv_backward_data_unfold,
+                [
+                    read(dy, self._top_view),
+                    read_all(operands.param[0], self._weight_view),
+                    write(dx, self._bottom_view),
+                    read_all(operands.constant("outputs", self._outputs)),
+                    *self._geometry(operands),
+                    du,
+                    BEGIN,
+                    END,
+                ],
+                self._samples,
+                self._sample_cost,
+            )
+            for dy, dx, wanted in zip(
+                operands.top_diff, operands.bottom_diff, operands.propagate, strict=True
+            )
+            if wanted
+        ]
+
+    def backward_weights(self, operands: Operands) -> list[Step]:
+        """Return the steps that sum the gradients of all bottoms, one bottom after the other."""
+        by_filter = prod(self._weight_view) > _MOST_PARTIAL
+        steps: list[Step] = []
+        for x, dy in zip(operands.bottom, operands.top_diff, strict=True):
+            steps += (self._by_filter if by_filter else self._by_sample)(operands, x, dy)
+        return steps
+
+    def _by_sample(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
+        """Return a step over samples that writes partial gradients, and the steps that add them."""
+        filters, size = self._weight_view[0], prod(self._weight_view)
+        sums = [operands.partial("dw", (size,)), operands.partial("db", (filters,))]
+        arrays = [read(x, self._bottom_view), read(dy, self._top_view), *map(row, sums)]
+        numbers: list[Argument] = [PIECE, 0.0, 0.0, 0, filters, BEGIN, END]
+        steps = [self._weights_step(operands, arrays, numbers, self._samples)]
+        for index, diff in enumerate(operands.param_diff):
+            if operands.learn[index]:
+                target: list[Argument] = [update(diff, (diff.size,)), operands.accumulate(index)]
+                arguments = [rows(sums[index]), *target, BEGIN, END]
+                steps.append(Step(reduce_rows, arguments, diff.size, 2.0))
+        return steps
+
+    def _by_filter(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
+        """Return one step over filters that reads all samples."""
+        filters = self._weight_view[0]
+        diffs = operands.param_diff
+        keep = [operands.accumulate(index) for index in range(len(diffs))]
+        arrays = [
+            read_all(x, self._bottom_view),
+            read_all(dy, self._top_view),
+            *(update(diff, (1, diff.size)) for diff in (diffs[0], diffs[-1])),
+        ]
+        numbers: list[Argument] = [0, keep[0], keep[-1], BEGIN, END, 0, self._samples]
+        return [self._weights_step(operands, arrays, numbers, filters)]
+
+    def _weights_step(
+        self, operands: Operands, arrays: list[Use], numbers: list[Argument], extent: int
+    ) -> Step:
+        param = self.node.param.convolution_param
+        bias = param.bias_term and operands.learn[1]
+        scratch = kernels.backward_weights_scratch(*self._block())
+        return Step(
+            kernels.conv_backward_weights_unfold,
+            [
+                *arrays,
+                int(bias),
+                param.group,
+                self._columns.kernel,
+                *self._geometry(operands),
+                operands.scratch("u", (scratch,)),
+                *numbers,
+            ],
+            extent,
+            self._sample_cost * self._samples / extent,
+        )
+
+
+def _by(values: Iterable[int]) -> str:
+    """Return sizes as people write them: 5x5."""
+    return "x".join(map(str, values))
+
+
+def _by_one(values: Iterable[int]) -> str:
+    """Return sizes as one number where they are equal."""
+    numbers = list(values)
+    return str(numbers[0]) if len(set(numbers)) == 1 else _by(numbers)
+
+
+def _multiples(count: int, group: int) -> str:
+    """Return the remedy for a count that `group` does not divide."""
+    if group < 1:
+        return "Use group 1 or more"
+    below = count // group * group
+    near = [str(n) for n in (below, below + group) if n]
+    return f"Use a multiple of {group}, such as {' or '.join(near)}"

@@ -1,0 +1,165 @@
+"""Fully connected layer."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+from typing import ClassVar
+
+from cgdnn.kernels import inner_product as kernels
+from cgdnn.kernels._jit import Kernel
+from cgdnn.kernels.reduce import reduce_rows
+from cgdnn.layers._axis import canonical_axis
+from cgdnn.layers._base import (
+    BEGIN,
+    END,
+    Argument,
+    Buffer,
+    Count,
+    Layer,
+    Operands,
+    Parameter,
+    Shape,
+    Step,
+    Use,
+    exactly,
+    read_all,
+    update,
+    write,
+)
+
+_FLOP_NANOSECONDS = 0.006
+_WEIGHT_NANOSECONDS = 0.2
+"""Reading one weight from memory."""
+_BLOCK = 64
+"""Columns of a block: one tile of `cgdnn.kernels.gemm` is no wider."""
+
+
+class InnerProduct(Layer):
+    """Multiply each sample with a learned matrix: ``y = w x + b``.
+
+    The axes of the bottom from ``axis`` on are flattened to a vector of K values; the axes before
+    it are kept, and ``num_output`` follows them.
+
+    Fields of ``inner_product_param``: ``num_output``, required; ``axis`` (default 1);
+    ``transpose`` (default false): the weights are stored as (K, num_output) instead of
+    (num_output, K); ``bias_term`` (default true); ``weight_filler``, ``bias_filler``.
+
+    Blobs: weights, bias (num_output). See Caffe, inner_product_layer.cpp.
+    """
+
+    bottoms: ClassVar[Count] = exactly(1)
+    tops: ClassVar[Count] = exactly(1)
+
+    def setup(self) -> None:
+        """Check the number of outputs."""
+        outputs = self.node.param.inner_product_param.num_output
+        if outputs < 1:
+            raise self.error(
+                f"got num_output {outputs}, expected 1 or more. Give the number of outputs.",
+                "inner_product_param",
+                "num_output",
+            )
+
+    def infer_shapes(self, bottoms: list[Shape]) -> list[Shape]:
+        """Return the axes before ``axis``, then num_output."""
+        param = self.node.param.inner_product_param
+        axis = canonical_axis(self, param.axis, bottoms[0], "inner_product_param", "axis")
+        self._samples, self._inputs = prod(bottoms[0][:axis]), prod(bottoms[0][axis:])
+        return [(*bottoms[0][:axis], param.num_output)]
+
+    def parameters(self) -> list[Parameter]:
+        """Return the weights, and the bias where there is one."""
+        param = self.node.param.inner_product_param
+        shape = (param.num_output, self._inputs)
+        weights = [Parameter(shape[::-1] if param.transpose else shape, param.weight_filler)]
+        return weights + [Parameter((param.num_output,), param.bias_filler)] * param.bias_term
+
+    def multiply_adds(self) -> int:
+        """Return one for each weight and sample."""
+        return self._samples * self._inputs * self.node.param.inner_product_param.num_output
+
+    def forward(self, operands: Operands) -> list[Step]:
+        """Return the product with the weights."""
+        param = self.node.param.inner_product_param
+        kernel = kernels.product_nn if param.transpose else kernels.product_nt
+        columns = param.num_output
+        source = read_all(operands.bottom[0], (self._samples, self._inputs))
+        return self._product(operands, kernel, source, operands.top[0], columns, param.bias_term)
+
+    def backward_data(self, operands: Operands) -> list[Step]:
+        """Return the product of the top's diff with the weights."""
+        param = self.node.param.inner_product_param
+        kernel = kernels.product_nt if param.transpose else kernels.product_nn
+        columns = self._inputs
+        source = read_all(operands.top_diff[0], (self._samples, param.num_output))
+        return self._product(operands, kernel, source, operands.bottom_diff[0], columns, False)
+
+    def backward_weights(self, operands: Operands) -> list[Step]:
+        """Return a step over rows of the weights, and one over the bias."""
+        param = self.node.param.inner_product_param
+        outputs = param.num_output
+        x = read_all(operands.bottom[0], (self._samples, self._inputs))
+        dy = read_all(operands.top_diff[0], (self._samples, outputs))
+        steps = []
+        if operands.learn[0]:
+            factors = [x, dy] if param.transpose else [dy, x]
+            extent = self._inputs if param.transpose else outputs
+            steps.append(
+                Step(
+                    kernels.product_tn,
+                    [*factors, update(operands.param_diff[0]), operands.accumulate(0), BEGIN, END],
+                    extent,
+                    self._cost / extent,
+                )
+            )
+        if param.bias_term and operands.learn[1]:
+            # The samples are the rows that are added up.
+            diff = update(operands.param_diff[1])
+            arguments: list[Argument] = [dy, diff, operands.accumulate(1), BEGIN, END]
+            steps.append(Step(reduce_rows, arguments, outputs, 0.3 * self._samples))
+        return steps
+
+    @property
+    def _cost(self) -> float:
+        """Estimated nanoseconds of one pass: computing, or reading the weights."""
+        weights = self._inputs * self.node.param.inner_product_param.num_output
+        return max(2 * _FLOP_NANOSECONDS * self._samples, _WEIGHT_NANOSECONDS) * weights
+
+    def _product(
+        self,
+        operands: Operands,
+        kernel: Kernel,
+        source: Use,
+        target: Buffer,
+        columns: int,
+        bias: bool,
+    ) -> list[Step]:
+        """Return the steps that set `target` to the product of `source` and the weights.
+
+        Cut over columns where there are more of them than samples, so that no weight is read
+        twice; the columns then pass through a buffer of blocks.
+        """
+        last = operands.param[-1]
+        factors: list[Argument] = [
+            source,
+            read_all(operands.param[0]),
+            read_all(last, (last.size,)),  # not looked at without a bias
+            int(bias),
+        ]
+        if columns <= max(self._samples, _BLOCK):
+            whole = write(target, (1, self._samples, columns))
+            arguments: list[Argument] = [*factors, whole, 0, 1, BEGIN, END]
+            return [Step(kernel, arguments, self._samples, self._cost / self._samples)]
+        count = ceil(columns / _BLOCK)
+        blocks = operands.temporary("blocks", (count, self._samples, _BLOCK))
+        arguments = [*factors, write(blocks), BEGIN, END, 0, self._samples]
+        rows = write(target, (self._samples, columns))
+        return [
+            Step(kernel, arguments, count, self._cost / count),
+            Step(
+                kernels.join_blocks,
+                [read_all(blocks), rows, BEGIN, END],
+                self._samples,
+                0.3 * columns,
+            ),
+        ]
