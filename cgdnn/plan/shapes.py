@@ -71,6 +71,8 @@ class PlannedLayer:
     layer: Layer
     node: Node
     params: list[int]
+    views: list[tuple[Buffer, Buffer]]
+    """Data and diff buffer of each parameter, in this layer's own shape of it."""
     loss_weights: list[float]
     propagate: list[bool] = field(default_factory=list)
     needs_backward: bool = False
@@ -150,7 +152,11 @@ def assemble(
                 continue
             blobs[top] = _make_blob(graph.blobs[top].name, shape, layer, position, bottoms)
         indices = _add_params(layer, node, params, shared)
-        layers.append(PlannedLayer(layer, node, indices, _loss_weights(layer, node)))
+        views = [
+            _view(params[index], declared.shape)
+            for index, declared in zip(indices, layer.parameters(), strict=True)
+        ]
+        layers.append(PlannedLayer(layer, node, indices, views, _loss_weights(layer, node)))
         warnings += layer.warnings
     assembly = Assembly(graph, layers, [_made(blob) for blob in blobs], params, warnings)
     _decide_backward(assembly)
@@ -233,6 +239,17 @@ def _add_params(
             )
         )
     return indices
+
+
+def _view(param: PlannedParam, shape: Shape) -> tuple[Buffer, Buffer]:
+    """Return the buffers of a parameter in `shape`, which permissive sharing may change."""
+    if param.declared.shape == shape:
+        return param.data, param.diff
+    data, diff = (
+        Buffer(buffer.name, shape, kind=buffer.kind, alias=buffer)
+        for buffer in (param.data, param.diff)
+    )
+    return data, diff
 
 
 def _check_shared(layer: Layer, owner: PlannedParam, parameter: Parameter, spec: ParamSpec) -> None:

@@ -23,7 +23,7 @@ from cgdnn.netdef.graph import build_graph
 from cgdnn.netdef.read import read_net
 from cgdnn.netdef.weights import read_weights, write_weights
 from cgdnn.plan.lower import Fresh, Lowering, Work
-from cgdnn.plan.shapes import Assembly, PlannedParam, assemble
+from cgdnn.plan.shapes import Assembly, assemble
 from cgdnn.proto.cgdnn_pb2 import NetParameter
 from cgdnn.runtime.blob import Array, Blob
 from cgdnn.runtime.python_task import FAILED
@@ -122,6 +122,7 @@ class Net:
         self._serial = serial
         self._running = threading.Lock()
         self._state = State(dtype)
+        self.blobs: OrderedDict[str, Blob] = OrderedDict()
         self._plan(assemble(self.graph))
         for warning in (*self._located.warnings, *self.assembly.warnings):
             log.warning("%s", warning)
@@ -134,9 +135,11 @@ class Net:
         self.lowering = Lowering(assembly, self.dtype, self.seed)
         self._fresh: Fresh = {}
         self._programs: dict[tuple[Any, ...], ThreadedRun] = {}
-        self.blobs: OrderedDict[str, Blob] = OrderedDict(
-            (blob.name, self._blob(index)) for index, blob in enumerate(assembly.blobs)
-        )
+        for index, blob in enumerate(assembly.blobs):
+            if blob.name in self.blobs:  # what users hold stays the same object
+                self.blobs[blob.name].reshape(*blob.shape)
+            else:
+                self.blobs[blob.name] = self._blob(index)
         for planned in assembly.layers:
             for top, weight in zip(planned.node.tops, planned.loss_weights, strict=True):
                 if weight:
@@ -178,17 +181,19 @@ class Net:
                 self._state.array(param.data)[...] = fill(
                     param.declared.filler, param.declared.shape, key
                 )
-        for planned in self.assembly.layers:
+        for layer, planned in enumerate(self.assembly.layers):
             if planned.params:
                 self.params[planned.node.name] = [
-                    self._param(self.assembly.params[i]) for i in planned.params
+                    self._param(layer, index) for index in range(len(planned.params))
                 ]
 
-    def _param(self, param: PlannedParam) -> Blob:
-        buffers = {"data": param.data, "diff": param.diff}
-        return Blob(
-            param.label, param.declared.shape, lambda kind: self._state.array(buffers[kind]), -1
-        )
+    def _param(self, layer: int, index: int) -> Blob:
+        def fetch(kind: str) -> Array:
+            data, diff = self.assembly.layers[layer].views[index]
+            return self._state.array(data if kind == "data" else diff)
+
+        planned = self.assembly.layers[layer]
+        return Blob(f"{planned.node.name}[{index}]", planned.views[index][0].shape, fetch, -1)
 
     @property
     def inputs(self) -> list[str]:

@@ -159,7 +159,7 @@ def bind(program: Program, state: State, workers: int) -> BoundProgram:
             if argument.name in ("begin", "end", "piece"):
                 return int(getattr(task, argument.name))
             if argument.of is not None:
-                owner = first_writers.setdefault(argument.of, task.step)
+                owner = first_writers.setdefault(root(argument.of), task.step)
                 if owner is not task.step:
                     return real_bits(1.0)
             patches.setdefault(argument.name, []).append(len(memory))
