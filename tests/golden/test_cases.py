@@ -25,7 +25,7 @@ MENDED_ACCUMULATION = {
 }
 MENDED_FORWARD = {"pool_max_outside_window"}
 # Formats that cgdnn does not read yet.
-WAITING = {"data_leveldb"}
+WAITING = {"data_leveldb", "data_leveldb_default_backend"}
 
 
 def meta_of(name: str) -> dict[str, Any]:
@@ -85,7 +85,11 @@ def test_case(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_step(net: Net, part: dict[str, np.ndarray], meta: dict[str, Any], name: str) -> None:
     def feed() -> None:
-        net.forward(**{k[len("inputs/") :]: v for k, v in part.items() if k.startswith("inputs/")})
+        inputs = section("inputs/")
+        for blob, value in inputs.items():
+            net.blobs[blob].reshape(*value.shape)
+        net.reshape()
+        net.forward(**inputs)
 
     def section(prefix: str) -> dict[str, np.ndarray]:
         return {k[len(prefix) :]: v for k, v in part.items() if k.startswith(prefix)}
