@@ -1,0 +1,161 @@
+"""Describe a program in tables: kernels by layer, tasks, buffers, and the sums over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from cgdnn.kernels._jit import Kernel
+from cgdnn.layers._base import Buffer, Step, Use
+from cgdnn.plan.buffers import SHORT_LIVED, root, uses
+from cgdnn.plan.lower import PASSES, Lowering
+from cgdnn.plan.shapes import PlannedLayer
+from cgdnn.plan.tasks import Program, Task
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a title; a column whose name begins with ``#`` holds numbers."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+def describe(lowering: Lowering, program: Program, *, every_task: bool = False) -> list[Table]:
+    """Return the tables that `cgdnn plan` prints.
+
+    Parameters
+    ----------
+    lowering : Lowering
+    program : Program
+        Made by `lowering`.
+    every_task : bool
+        Whether to list each task with what it waits for, besides the steps.
+    """
+    tables = [
+        Table(
+            "Kernels",
+            ("layer", "type", "pass", "candidate", "layouts", "refused"),
+            list(_chosen(lowering)),
+        ),
+        Table(
+            "Steps", ("step", "kernel", "#extent", "#pieces", "touches"), list(_step_rows(program))
+        ),
+        Table(
+            "Buffers", ("buffer", "kind", "shape", "#bytes", "place"), _buffers(lowering, program)
+        ),
+    ]
+    if every_task:
+        tables.insert(
+            2, Table("Tasks", ("#number", "task", "#waits for", "then"), list(_tasks(program)))
+        )
+    return tables
+
+
+def edges(program: Program) -> int:
+    """Return how many edges the program has."""
+    return sum(len(successors) for successors in program.successors)
+
+
+def bytes_text(size: int) -> str:
+    """Write a number of bytes in the unit that leaves one to four digits before the point."""
+    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{size} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """Write a shape as ``64x20x24x24``; a scalar's as ``1``."""
+    return "x".join(map(str, shape)) or "1"
+
+
+def _chosen(lowering: Lowering) -> Iterator[tuple[str, ...]]:
+    for planned, choices in zip(lowering.assembly.layers, lowering.choices, strict=True):
+        runs = _passes(planned)
+        for which in runs:
+            chosen = choices[which]
+            refused = [
+                f"{candidate.name}: {reason}"
+                for candidate in planned.layer.candidates(which)
+                if (reason := candidate.refuse(planned.layer)) is not None
+            ]
+            first = which == runs[0]
+            yield (
+                planned.node.name if first else "",
+                planned.node.type if first else "",
+                which,
+                chosen.name,
+                f"{chosen.bottom_layout} to {chosen.top_layout}",
+                "; ".join(refused),
+            )
+
+
+def _passes(planned: PlannedLayer) -> list[str]:
+    """Return the passes of a layer that a whole iteration runs."""
+    runs = {
+        "forward": True,
+        "backward_weights": planned.needs_backward and planned.learns,
+        "backward_data": planned.needs_backward and any(planned.propagate),
+    }
+    return [which for which in PASSES if runs[which]]
+
+
+def _step_rows(program: Program) -> Iterator[tuple[str, ...]]:
+    tasks = [task for task in program.tasks if task.step is not None]
+    for _, pieces in groupby(tasks, key=lambda task: task.step):
+        first, *others = pieces
+        step = first.step
+        assert step is not None
+        name = first.name.partition("[")[0] if others else first.name
+        yield (
+            name,
+            kernel_name(step),
+            str(step.extent),
+            str(1 + len(others)),
+            ", ".join(_touches(first)),
+        )
+
+
+def kernel_name(step: Step) -> str:
+    """Return the name of a step's kernel; that of a Python function is marked as such."""
+    if isinstance(step.kernel, Kernel):
+        return step.kernel.name
+    return f"{step.kernel.__name__} (Python)"
+
+
+def _touches(task: Task) -> Iterator[str]:
+    """Say what a task reads (name), writes (>name) and changes (<>name)."""
+    signs = {"read": "", "write": ">", "update": "<>"}
+    for use in uses(task):
+        yield signs[use.mode] + use.buffer.name
+
+
+def _tasks(program: Program) -> Iterator[tuple[str, ...]]:
+    for number, task in enumerate(program.tasks):
+        then = ", ".join(map(str, program.successors[number]))
+        yield str(number), task.name, str(program.waits[number]), then
+
+
+def _buffers(lowering: Lowering, program: Program) -> list[tuple[str, ...]]:
+    seen: dict[Buffer, Use] = {}
+    for task in program.tasks:
+        for use in uses(task):
+            seen.setdefault(use.buffer, use)
+    rows: list[tuple[str, ...]] = []
+    for buffer in seen:
+        size = lowering.size_of(buffer)
+        if buffer.alias is not None:
+            place = f"is {root(buffer).name}"
+        elif buffer.kind in SHORT_LIVED:
+            place = f"arena + {program.places[buffer]}"
+        elif buffer.kind == "scratch":
+            place = f"worker's block + {program.places[buffer]}"
+        else:
+            place = "its own"
+        shape = (buffer.rows, *buffer.shape) if buffer.kind == "partial" else buffer.shape
+        rows.append((buffer.name, buffer.kind, shape_text(shape), f"{size:,}", place))
+    return rows
