@@ -126,8 +126,8 @@ def build_graph(net: Located, phase: str, level: int = 0, stages: Sequence[str] 
         name (in TRAIN), `propagate_down` or `loss_weight` of a wrong length, a layer without type,
         or rules that contradict each other.
     """
-    stages = (*net.message.state.stage, *stages)
-    return _Builder(net, phase, level, stages).build()
+    all_stages = tuple(dict.fromkeys((*net.message.state.stage, *stages)))
+    return _Builder(net, phase, level, all_stages).build()
 
 
 def _label(layer: Any) -> str:
@@ -176,7 +176,9 @@ class _Builder:
                     weight = layer.loss_weight[j] if layer.loss_weight else 0.0
                     splits.append(_split_layer(layer.name, name, j, uses[i, j], weight))
                     if weight:
-                        param.ClearField("loss_weight")
+                        # Caffe clears all weights here, so a loss layer's default of 1 comes back
+                        # and other tops lose theirs.
+                        param.loss_weight[j] = 0
                         splits_taken[i, j] += 1
             self._add_node(param, index)
             for split_param in splits:
@@ -287,8 +289,8 @@ class _Builder:
             f"{self._where(i, 'bottom', j)}: {_label(self._layers[i])} has the unknown bottom "
             f'"{name}"'
         )
-        for later in range(i, len(self._layers)):
-            if name in self._layers[later].top:
+        for later in range(i + 1, len(self._layers)):
+            if _makes(self._layers[later], name):
                 line = self._net.place.at("layer", self._selected[later]).line
                 at = f", line {line}" if line else ""
                 return DescriptionError(
@@ -296,11 +298,11 @@ class _Builder:
                     "Move that layer up."
                 )
         for index, layer in enumerate(self._net.message.layer):
-            if name in layer.top and index not in self._selected:
+            if index not in self._selected and _makes(layer, name):
                 return DescriptionError(
                     f"{text} in {self._state()}: it is produced only {_condition(layer)}, by "
                     f"{_label(layer)} at {self._net.where('layer', index)}. Add a layer that "
-                    f"produces it here, or leave this one out."
+                    "produces it here, or leave this one out."
                 )
         produced = dict.fromkeys(top for layer in self._layers[:i] for top in layer.top)
         guess = nearest(name, produced)
@@ -328,6 +330,11 @@ class _Builder:
             f"{self._where(i, 'top', j)}: {_label(layer)} works in place on "
             f'"{layer.bottom[j]}", but {reader}. Give it a top of its own.'
         )
+
+
+def _makes(layer: Any, blob: str) -> bool:
+    """Tell whether `blob` can come from `layer`: a top that is no changed bottom."""
+    return blob in layer.top and blob not in layer.bottom
 
 
 def _makes_automatic_top(layer: Any) -> bool:

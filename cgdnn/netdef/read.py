@@ -244,25 +244,25 @@ def _check_fields(solver: Located) -> None:
     message = solver.message
     for name in ("base_lr", "max_iter"):
         if not message.HasField(name):
-            raise DescriptionError(f"{solver.filename}: {name} is missing. Give it a value.")
-    for name in message.DESCRIPTOR.fields_by_name:
-        value = getattr(message, name)
+            raise DescriptionError(
+                f"{solver.filename}: {name} is missing, expected a number. Add it."
+            )
+    for descriptor, value in message.ListFields():
+        name = descriptor.name
         for number in value if name in ("stepvalue", "test_iter") else [value]:
             if not isinstance(number, (int, float)):
                 continue
-            where = solver.where(name)
             if not math.isfinite(number):
-                raise DescriptionError(f"{where}: {name} is {number}, expected a finite number.")
-            if name in _BELOW_ONE and not 0 <= number < 1:
-                raise DescriptionError(
-                    f"{where}: {name} is {number:g}, expected at least 0 and below 1."
-                )
-            if name == "stepsize" and not message.HasField(name):
+                expected = "a finite number"
+            elif name in _BELOW_ONE and not 0 <= number < 1:
+                expected = "at least 0 and below 1"
+            elif number < _LEAST.get(name, -math.inf):
+                expected = f"at least {_LEAST[name]}"
+            else:
                 continue
-            if number < _LEAST.get(name, -math.inf):
-                raise DescriptionError(
-                    f"{where}: {name} is {number:g}, expected at least {_LEAST[name]}."
-                )
+            raise DescriptionError(
+                f"{solver.where(name)}: {name} got {number:g}, expected {expected}."
+            )
     _check_choice(solver, "regularization_type", ("L1", "L2"))
 
 
@@ -270,7 +270,7 @@ def _check_choice(solver: Located, name: str, choices: Iterable[str]) -> None:
     value = getattr(solver.message, name)
     if value not in choices:
         raise DescriptionError(
-            f'{solver.where(name)}: unknown {name} "{value}", expected one of '
+            f'{solver.where(name)}: {name} got "{value}", expected one of '
             f"{', '.join(choices)}{did_you_mean(value, choices) or '.'}"
         )
 
@@ -279,7 +279,8 @@ def _check_policy(solver: Located) -> None:
     message = solver.message
     if not message.HasField("lr_policy"):
         raise DescriptionError(
-            f"{solver.filename}: lr_policy is missing, expected one of {', '.join(LR_POLICIES)}."
+            f"{solver.filename}: lr_policy is missing, expected one of {', '.join(LR_POLICIES)}. "
+            "Add it."
         )
     _check_choice(solver, "lr_policy", LR_POLICIES)
     missing = [
@@ -291,7 +292,7 @@ def _check_policy(solver: Located) -> None:
         raise DescriptionError(
             f'{solver.where("lr_policy")}: lr_policy "{message.lr_policy}" needs '
             f"{' and '.join(LR_POLICIES[message.lr_policy])}, "
-            f"but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing."
+            f"but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing. Add it."
         )
 
 

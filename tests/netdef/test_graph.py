@@ -91,10 +91,19 @@ def test_a_loss_weight_is_a_use_and_moves_to_the_split():
         'layer { name: "b" type: "B" bottom: "y" top: "z" }'
     )
     assert [n.name for n in net.nodes] == ["in", "a", "y_a_0_split", "b"]
-    assert list(net.nodes[1].param.loss_weight) == []
+    assert list(net.nodes[1].param.loss_weight) == [0]
     assert list(net.nodes[2].param.loss_weight) == [0.5, 0]
     assert list(net.nodes[3].param.bottom) == ["y_a_0_split_1"]
     assert [net.blobs[i].name for i in net.outputs] == ["y_a_0_split_0", "z"]
+
+
+def test_a_loss_weight_that_moves_leaves_the_others():
+    net = graph(
+        'layer { name: "a" type: "A" bottom: "x" top: "y" top: "z" loss_weight: [0.5, 2] }\n'
+        'layer { name: "b" type: "B" bottom: "y" top: "w" }'
+    )
+    assert list(net.nodes[1].param.loss_weight) == [0, 2]
+    assert list(net.nodes[2].param.loss_weight) == [0.5, 0]
 
 
 def test_a_loss_weight_of_zero_is_no_use():
@@ -122,6 +131,7 @@ def test_stages_of_the_net_add_to_those_given():
     text = 'state { stage: "a" } layer { type: "S" include { stage: "a" stage: "b" } }'
     assert [n.type for n in graph(text, stages=["b"]).nodes] == ["Input", "S"]
     assert [n.type for n in graph(text).nodes] == ["Input"]
+    assert graph(text, stages=["b", "a"]).stages == ("a", "b")
 
 
 def test_the_description_is_not_changed():
@@ -226,6 +236,14 @@ def test_message_is_the_net_with_splits():
 )
 def test_refusals(text, message):
     assert refusal(text) == message
+
+
+def test_an_in_place_layer_does_not_produce_what_it_reads():
+    text = (
+        'layer { name: "a" type: "A" bottom: "X1" top: "X1" }\n'
+        'layer { name: "b" type: "B" bottom: "X1" top: "X1" }'
+    )
+    assert refusal(text).endswith('unknown bottom "X1": no layer produces it. Before it are "x".')
 
 
 def test_a_name_twice_is_only_warned_of_in_the_test_phase():

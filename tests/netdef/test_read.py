@@ -183,43 +183,43 @@ def test_policies_and_what_they_need(tmp_path, refusal, policy, fields):
         message = refusal(without=[name], lr_policy=f'"{policy}"', **fields)
         needed = " and ".join(fields)
         assert message == (
-            f's.prototxt:4:1: lr_policy "{policy}" needs {needed}, but {name} is missing.'
+            f's.prototxt:4:1: lr_policy "{policy}" needs {needed}, but {name} is missing. Add it.'
         )
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"base_lr": "-1"}, "s.prototxt:2:1: base_lr is -1, expected at least 0."),
-        ({"base_lr": "nan"}, "s.prototxt:2:1: base_lr is nan, expected a finite number."),
-        ({"max_iter": "-1"}, "s.prototxt:3:1: max_iter is -1, expected at least 0."),
-        ({"iter_size": "0"}, "s.prototxt:5:1: iter_size is 0, expected at least 1."),
-        ({"average_loss": "0"}, "s.prototxt:5:1: average_loss is 0, expected at least 1."),
-        ({"stepsize": "0"}, "s.prototxt:5:1: stepsize is 0, expected at least 1."),
-        ({"stepvalue": "[5, -1]"}, "s.prototxt:5:1: stepvalue is -1, expected at least 0."),
-        ({"weight_decay": "-0.5"}, "s.prototxt:5:1: weight_decay is -0.5, expected at least 0."),
-        ({"momentum": "1"}, "s.prototxt:5:1: momentum is 1, expected at least 0 and below 1."),
-        ({"rms_decay": "1"}, "s.prototxt:5:1: rms_decay is 1, expected at least 0 and below 1."),
-        ({"momentum2": "-1"}, "s.prototxt:5:1: momentum2 is -1, expected at least 0 and below 1."),
-        ({"display": "-1"}, "s.prototxt:5:1: display is -1, expected at least 0."),
-        ({"snapshot": "-1"}, "s.prototxt:5:1: snapshot is -1, expected at least 0."),
+        ({"base_lr": "-1"}, "s.prototxt:2:1: base_lr got -1, expected at least 0."),
+        ({"base_lr": "nan"}, "s.prototxt:2:1: base_lr got nan, expected a finite number."),
+        ({"max_iter": "-1"}, "s.prototxt:3:1: max_iter got -1, expected at least 0."),
+        ({"iter_size": "0"}, "s.prototxt:5:1: iter_size got 0, expected at least 1."),
+        ({"average_loss": "0"}, "s.prototxt:5:1: average_loss got 0, expected at least 1."),
+        ({"stepsize": "0"}, "s.prototxt:5:1: stepsize got 0, expected at least 1."),
+        ({"stepvalue": "[5, -1]"}, "s.prototxt:5:1: stepvalue got -1, expected at least 0."),
+        ({"weight_decay": "-0.5"}, "s.prototxt:5:1: weight_decay got -0.5, expected at least 0."),
+        ({"momentum": "1"}, "s.prototxt:5:1: momentum got 1, expected at least 0 and below 1."),
+        ({"rms_decay": "1"}, "s.prototxt:5:1: rms_decay got 1, expected at least 0 and below 1."),
+        ({"momentum2": "-1"}, "s.prototxt:5:1: momentum2 got -1, expected at least 0 and below 1."),
+        ({"display": "-1"}, "s.prototxt:5:1: display got -1, expected at least 0."),
+        ({"snapshot": "-1"}, "s.prototxt:5:1: snapshot got -1, expected at least 0."),
         (
             {"lr_policy": '"steps"'},
             (
-                's.prototxt:4:1: unknown lr_policy "steps", expected one of fixed, step, exp, inv, '
+                's.prototxt:4:1: lr_policy got "steps", expected one of fixed, step, exp, inv, '
                 "multistep, poly, sigmoid - did you mean 'step'?"
             ),
         ),
         (
             {"type": '"ADAM"'},
             (
-                's.prototxt:5:1: unknown type "ADAM", expected one of SGD, Nesterov, AdaGrad, '
+                's.prototxt:5:1: type got "ADAM", expected one of SGD, Nesterov, AdaGrad, '
                 "RMSProp, AdaDelta, Adam - did you mean 'Adam'?"
             ),
         ),
         (
             {"regularization_type": '"L3"'},
-            's.prototxt:5:1: unknown regularization_type "L3", expected one of L1, L2.',
+            's.prototxt:5:1: regularization_type got "L3", expected one of L1, L2.',
         ),
         (
             {"type": '"AdaGrad"', "momentum": "0.9"},
@@ -249,7 +249,7 @@ def test_policies_and_what_they_need(tmp_path, refusal, policy, fields):
         ),
         (
             {"test_iter": "-1", "test_interval": "1"},
-            ("s.prototxt:5:1: test_iter is -1, expected at least 0."),
+            ("s.prototxt:5:1: test_iter got -1, expected at least 0."),
         ),
         (
             {"test_iter": "1", "test_interval": "1", "test_state": "[{ }, { }]"},
@@ -264,13 +264,13 @@ def test_refused_fields(refusal, fields, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("base_lr", "s.prototxt: base_lr is missing. Give it a value."),
-        ("max_iter", "s.prototxt: max_iter is missing. Give it a value."),
+        ("base_lr", "s.prototxt: base_lr is missing, expected a number. Add it."),
+        ("max_iter", "s.prototxt: max_iter is missing, expected a number. Add it."),
         (
             "lr_policy",
             (
                 "s.prototxt: lr_policy is missing, expected one of fixed, step, exp, inv, "
-                "multistep, poly, sigmoid."
+                "multistep, poly, sigmoid. Add it."
             ),
         ),
         (
@@ -328,7 +328,7 @@ def test_overrides_replace(tmp_path):
             "type",
             "adam",
             (
-                'type=adam: unknown type "adam", expected one of SGD, Nesterov, '
+                'type=adam: type got "adam", expected one of SGD, Nesterov, '
                 "AdaGrad, RMSProp, AdaDelta, Adam - did you mean 'Adam'?"
             ),
         ),
@@ -374,7 +374,7 @@ def read_all(path):
         ("lr_policy_unknown", ["solver.prototxt:3:1: ", "fixed, step, exp, inv, multistep"]),
         ("lr_policy_missing", ["solver.prototxt: lr_policy is missing"]),
         ("step_no_stepsize", ["solver.prototxt:3:1: ", "needs gamma and stepsize"]),
-        ("iter_size_zero", ["solver.prototxt:10:1: iter_size is 0, expected at least 1"]),
+        ("iter_size_zero", ["solver.prototxt:10:1: iter_size got 0, expected at least 1"]),
         ("solver_type_typo", ["solver.prototxt:10:1: ", "did you mean 'Adam'?"]),
         ("adagrad_momentum", ["solver.prototxt:4:1: AdaGrad takes no momentum, got 0.9"]),
         ("unknown_bottom", ["net.prototxt:5:46: ", "\"sc\" - did you mean 's'?"]),

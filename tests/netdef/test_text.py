@@ -290,6 +290,24 @@ def test_reads_what_protobuf_prints(message, options):
     assert read(text, type(message)).message == message
 
 
+def places(place):
+    for name, children in place.children.items():
+        for child in children:
+            yield name, child
+            yield from places(child)
+
+
+@settings(max_examples=100, deadline=None)
+@given(message=messages(pb.NetParameter))
+def test_every_value_has_the_place_of_its_name(message):
+    text = text_format.MessageToString(message)
+    lines = text.split("\n")
+    found = list(places(read(text).place))
+    assert len(found) == sum(line.strip() not in ("", "}") for line in lines)
+    for name, place in found:
+        assert lines[place.line - 1][place.column - 1 :].startswith(name)
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     message=messages(pb.NetParameter),
