@@ -82,6 +82,20 @@ class Saved:
     state: str
 
 
+def outputs_of(net: Net) -> list[Output]:
+    """Return every element of every output of `net`, in Caffe's order."""
+    weights = {
+        top: weight
+        for planned in net.assembly.layers
+        for top, weight in zip(planned.node.tops, planned.loss_weights, strict=True)
+    }
+    return [
+        Output(net.assembly.blobs[i].name, float(value), weights.get(i, 0.0))
+        for i in net.graph.outputs
+        for value in net.blobs[net.assembly.blobs[i].name].data.flat
+    ]
+
+
 Event = Iterated | Displayed | Testing | Tested | Saved
 Request = Literal["snapshot", "stop"]
 
@@ -215,6 +229,13 @@ class Solver:
         """Ask for a snapshot or a stop after the running iteration; any thread may call this."""
         self._requests.append(action)
 
+    def _take_requests(self) -> set[Request]:
+        """Take what was asked for so far, one by one: others may be added meanwhile."""
+        asked: set[Request] = set()
+        while self._requests:
+            asked.add(self._requests.pop())
+        return asked
+
     def solve(self) -> bool:
         """Train to ``max_iter``; return False if a stop was requested before.
 
@@ -240,7 +261,7 @@ class Solver:
         if param.display and self.iter % param.display == 0:
             self.net.run(("forward",))
             self._smooth(self._finite_loss())
-            self._emit(Displayed(self.iter, self._smoothed, self._outputs(self.net), None))
+            self._emit(Displayed(self.iter, self._smoothed, outputs_of(self.net), None))
         if param.test_interval and self.iter % param.test_interval == 0:
             self.test_all()
         return True
@@ -265,18 +286,17 @@ class Solver:
             ):
                 self.test_all()
                 if "stop" in self._requests:
-                    self._requests.clear()
+                    self._take_requests()
                     self._stopped = True
                     return
             rate = self._rate.at(self.iter)
             loss = self._iterate(rate)
             self._smooth(loss)
             if param.display and self.iter % param.display == 0:
-                self._emit(Displayed(self.iter, self._smoothed, self._outputs(self.net), rate))
+                self._emit(Displayed(self.iter, self._smoothed, outputs_of(self.net), rate))
             self.iter += 1
             self._emit(Iterated(self.iter, loss))
-            asked = set(self._requests)
-            self._requests.clear()
+            asked = self._take_requests()
             if "snapshot" in asked or (param.snapshot and self.iter % param.snapshot == 0):
                 self.snapshot()
             if "stop" in asked:
@@ -342,7 +362,7 @@ class Solver:
         loss = 0.0
         for _ in range(count):
             net.run(("forward",))
-            outputs = self._outputs(net)
+            outputs = outputs_of(net)
             loss += net.loss
             values = [output.value for output in outputs]
             sums = [a + b for a, b in zip(sums, values, strict=True)] if sums else values
@@ -361,19 +381,6 @@ class Solver:
         tested = Tested(self.iter, number, computed, means)
         self._emit(tested)
         return tested
-
-    @staticmethod
-    def _outputs(net: Net) -> list[Output]:
-        weights = {
-            top: weight
-            for planned in net.assembly.layers
-            for top, weight in zip(planned.node.tops, planned.loss_weights, strict=True)
-        }
-        return [
-            Output(net.assembly.blobs[i].name, float(value), weights.get(i, 0.0))
-            for i in net.graph.outputs
-            for value in net.blobs[net.assembly.blobs[i].name].data.flat
-        ]
 
     def _emit(self, event: Event) -> None:
         for callback in self.callbacks:

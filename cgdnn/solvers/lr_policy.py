@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import math
+from typing import Any
+
+import numpy as np
 
 from cgdnn.proto.cgdnn_pb2 import SolverParameter
 
@@ -32,29 +34,34 @@ class LearningRate:
         self.current_step = 0
 
     def at(self, iteration: int) -> float:
-        """Return the rate of this iteration; to be asked once for each, in order."""
+        """Return the rate of this iteration; to be asked once for each, in order.
+
+        It is infinite where the formula exceeds all numbers (a gamma above 1 in "exp").
+        """
+        with np.errstate(all="ignore"):
+            return float(self._at(iteration))
+
+    def _at(self, iteration: int) -> Any:
         param = self._param
-        base = param.base_lr
+        base, gamma = np.float64(param.base_lr), np.float64(param.gamma)
         match param.lr_policy:
             case "fixed":
                 return base
             case "step":
                 self.current_step = iteration // param.stepsize
-                return float(base * param.gamma**self.current_step)
+                return base * gamma**self.current_step
             case "exp":
-                return float(base * param.gamma**iteration)
+                return base * gamma**iteration
             case "inv":
-                return float(base * (1 + param.gamma * iteration) ** -param.power)
+                return base * (1 + gamma * iteration) ** -param.power
             case "multistep":
                 steps = param.stepvalue
                 if self.current_step < len(steps) and iteration >= steps[self.current_step]:
                     self.current_step += 1
-                return float(base * param.gamma**self.current_step)
+                return base * gamma**self.current_step
             case "poly":
                 # Caffe gives NaN past max_iter; the rate stays at zero here.
-                left = max(0.0, 1 - iteration / param.max_iter)
-                return float(base * left**param.power)
+                left = np.maximum(0, 1 - np.float64(iteration) / param.max_iter)
+                return base * left**param.power
             case _:  # "sigmoid": the reader has refused every other name
-                # The exponent is bounded, so that early iterations give 0 and no overflow.
-                exponent = min(700.0, -param.gamma * (iteration - param.stepsize))
-                return float(base / (1 + math.exp(exponent)))
+                return base / (1 + np.exp(-gamma * (iteration - param.stepsize)))
