@@ -63,7 +63,7 @@ def fill_bilinear(x, begin, end):  # type: ignore[no-untyped-def]
     """Write the weights of bilinear interpolation to the planes ``begin:end`` of `x`, (n, k, k)."""
     size = x.shape[2]
     factor = math.ceil(size / 2.0)
-    centre = (2 * factor - 1 - factor % 2) / (2.0 * factor)
+    centre = (size - 1) / (2.0 * factor)
     for n in range(begin, end):
         for row in range(x.shape[1]):
             for column in range(size):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -131,6 +131,12 @@ class _BatchLayer(DataLayer):
         return []
 
 
+_MOVED_FIELDS: tuple[Literal["scale", "mean_file", "crop_size", "mirror"], ...] = (
+    "scale",
+    "mean_file",
+    "crop_size",
+    "mirror",
+)
 _EXPECTED = {"source": "the name of what to read", "batch_size": "the number of records of a batch"}
 
 
@@ -145,9 +151,9 @@ class Data(_BatchLayer):
     read); ``prefetch`` (default 4), batches to keep ready; ``rand_skip``: start at a random record
     below this number; ``force_encoded_color``: decode pictures as colour. Of ``transform_param``:
     ``scale``, ``mirror``, ``crop_size`` (random in TRAIN, central in TEST), ``mean_file`` or
-    ``mean_value``, ``force_color``, ``force_gray``; the older ``scale``, ``mean_file``,
-    ``crop_size`` and ``mirror`` of ``data_param`` mean the same
-    (Caffe, data_layer.cpp and data_transformer.cpp).
+    ``mean_value``, ``force_color``, ``force_gray``. The same fields inside ``data_param`` are heard
+    in a V1 layer only, as in Caffe, and draw a warning elsewhere (Caffe, data_layer.cpp and
+    data_transformer.cpp).
 
     Random numbers depend on the seed, the layer's name and the record's position, so a resumed run
     draws the same ones.
@@ -164,6 +170,12 @@ class Data(_BatchLayer):
         self._param.CopyFrom(self.node.param.transform_param)
         if self.node.param.data_param.force_encoded_color:
             self._param.force_color = True
+        for name in _MOVED_FIELDS:
+            if self.node.param.data_param.HasField(name):
+                self.warnings.append(
+                    f"{self.node.at('data_param', name)}: {self.node.label}: {name} inside "
+                    "data_param has no effect. Move it to transform_param."
+                )
 
     def _open(self, draw: Callable[[int, npt.NDArray[np.int64]], npt.NDArray[np.uint64]]) -> Any:
         param = self.node.param.data_param

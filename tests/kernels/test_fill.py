@@ -54,3 +54,10 @@ def test_normal_numbers_have_normal_quantiles():
     fill.fill_gaussian(x, 0.0, 1.0, 1.0, KEY, COUNTER, 0, x.size)
     for quantile, value in ((0.0228, -2.0), (0.1587, -1.0), (0.5, 0.0), (0.9772, 2.0)):
         assert np.quantile(x, quantile) == pytest.approx(value, abs=0.05)
+
+
+def test_bilinear_weights_of_known_sizes():
+    for size, row in ((3, [0.5, 1, 0.5]), (4, [0.25, 0.75, 0.75, 0.25])):
+        x = empty(1, size, size)
+        fill.fill_bilinear(x, 0, 1)
+        np.testing.assert_allclose(x[0], np.outer(row, row))

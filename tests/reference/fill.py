@@ -29,7 +29,7 @@ def fill_unitball(x, key, counter, begin, end):
 def fill_bilinear(x, begin, end):
     size = x.shape[2]
     factor = math.ceil(size / 2)
-    centre = (2 * factor - 1 - factor % 2) / (2 * factor)
+    centre = (size - 1) / (2 * factor)
     for n in range(begin, end):
         for row in range(size):
             for column in range(size):
