@@ -12,6 +12,7 @@ from math import prod
 
 import numpy as np
 
+from cgdnn.errors import InternalError
 from cgdnn.kernels._jit import Kernel
 from cgdnn.kernels.random import key_of
 from cgdnn.layers._base import Buffer, Candidate, Operands, Step, Use
@@ -200,6 +201,11 @@ class Lowering:
             start, stop = 0, size
             if argument.part == "cut":
                 extent = task.step.extent
+                if buffer.size % extent:
+                    raise InternalError(
+                        f"{task.name}: {argument.buffer.name} of shape {argument.buffer.shape} "
+                        f"cannot be cut into {extent} equal parts"
+                    )
                 start, stop = size * task.begin // extent, size * task.end // extent
             elif argument.part == "row":
                 start = size // buffer.rows * task.piece
