@@ -166,7 +166,12 @@ class Net:
 
     def _start_parameters(self, share: Net | None) -> None:
         self.params: OrderedDict[str, list[Blob]] = OrderedDict()
-        theirs = {} if share is None else {p.label: p for p in share.assembly.params}
+        # A shared parameter may belong to another of its layers in the other net.
+        theirs = {
+            f"{planned.node.name}[{position}]": share.assembly.params[index]
+            for planned in (share.assembly.layers if share is not None else ())
+            for position, index in enumerate(planned.params)
+        }
         for param in self.assembly.params:
             other = theirs.get(param.label)
             if other is not None and share is not None:
@@ -506,10 +511,8 @@ class Net:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the weights to a .caffemodel that Caffe can read; never leaves half a file."""
-        message = NetParameter(name=self.name)
-        for planned in self.assembly.layers:
-            message.layer.add().CopyFrom(planned.node.param)
-        write_weights(path, message, {n: [b.data for b in bs] for n, bs in self.params.items()})
+        blobs = {name: [blob.data for blob in own] for name, own in self.params.items()}
+        write_weights(path, self.graph.message(), blobs)
 
     def close(self) -> None:
         """Stop the data layers' background readers."""
