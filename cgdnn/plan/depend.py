@@ -11,9 +11,10 @@ after it waits for the gate.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from cgdnn.plan.tasks import Access, Task
 
@@ -29,6 +30,11 @@ class _Segment:
     readers: set[int] = field(default_factory=set)
 
 
+def _touching(segments: list[_Segment]) -> bool:
+    """Tell whether each segment begins where the one before it stops."""
+    return all(a.stop == b.start for a, b in pairwise(segments))
+
+
 class _Space:
     """The segments of one space, in order, without gaps inside what was touched."""
 
@@ -39,6 +45,9 @@ class _Space:
     def over(self, start: int, stop: int) -> list[_Segment]:
         """Return the segments that make up [start, stop), splitting and adding where needed."""
         first = max(0, bisect_right(self.starts, start) - 1)
+        exact = self.segments[first : bisect_left(self.starts, stop)]
+        if exact and exact[0].start == start and exact[-1].stop == stop and _touching(exact):
+            return exact  # as most ranges are: nothing to split or to add
         found: list[_Segment] = []
         rebuilt: list[_Segment] = []
         position = start
