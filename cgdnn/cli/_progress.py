@@ -1,0 +1,86 @@
+"""A training run shown as a bar on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from cgdnn.cli._log import log
+from cgdnn.solvers._base import Event, Iterated, Saved, Solver, Tested, Testing
+
+
+class _ImageRate(ProgressColumn):
+    """Images a second, from the bar's own estimate of iterations a second."""
+
+    def __init__(self, images: int) -> None:
+        super().__init__()
+        self._images = images
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed * self._images:,.0f} images/s")
+
+
+class ProgressBar:
+    """Draws a training run as a bar: iteration, loss, last test score, images/s, time left.
+
+    Events come on the thread that trains and only leave their values behind; `refresh` draws
+    them on the main thread.
+    """
+
+    def __init__(self, solver: Solver, images: int) -> None:
+        self._progress = Progress(
+            TextColumn("{task.fields[doing]}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[loss]}"),
+            TextColumn("{task.fields[score]}"),
+            _ImageRate(images),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            auto_refresh=False,
+            expand=True,
+            speed_estimate_period=10,
+        )
+        self._values: dict[str, Any] = {"doing": "training", "loss": "", "score": ""}
+        self._iteration = solver.iter
+        self._bar = self._progress.add_task(
+            "", total=solver.param.max_iter, completed=solver.iter, **self._values
+        )
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Keep the bar at the bottom of the terminal."""
+        with self._progress:
+            yield
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Draw the bar anew."""
+        with contextlib.suppress(OSError):  # the terminal hung up: go on without it
+            self._progress.update(
+                self._bar, completed=self._iteration, refresh=True, **self._values
+            )
+
+    def __call__(self, event: Event) -> None:
+        """Take what an event tells; called on the thread that trains."""
+        match event:
+            case Iterated(iteration, loss):
+                self._iteration = iteration
+                self._values["loss"] = f"loss {loss:.4g}"
+            case Testing():
+                self._values["doing"] = "testing"
+            case Tested(iteration, net, _, outputs):
+                self._values["doing"] = "training"
+                score = next((output for output in outputs if not output.weight), None)
+                if score is not None:
+                    self._values["score"] = f"{score.name} {score.value:.4f}"
+                texts = ", ".join(f"{output.name} = {output.value:g}" for output in outputs)
+                log.info("Iteration %d, test net #%d: %s", iteration, net, texts)
+            case Saved(iteration, model, _):
+                log.info("Iteration %d, snapshot: %s", iteration, model)
