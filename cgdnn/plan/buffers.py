@@ -61,15 +61,21 @@ def place(tasks: list[Task], size_of: Callable[[Buffer], int]) -> Placement:
     places: dict[Buffer, int] = {}
     scratch_bytes = 0
     for index, task in enumerate(tasks):
-        offset = 0
+        scratch = []
         for use in uses(task):
             buffer = root(use.buffer)
             if buffer.kind == "scratch":
-                places[buffer] = offset
-                offset += aligned(size_of(buffer))
+                scratch.append(buffer)
             elif buffer.kind in SHORT_LIVED:
                 first.setdefault(buffer, index)
                 last[buffer] = index
+        # What an earlier task has placed stays there; the others come behind.
+        ends = (places[buffer] + aligned(size_of(buffer)) for buffer in scratch if buffer in places)
+        offset = max(ends, default=0)
+        for buffer in scratch:
+            if buffer not in places:
+                places[buffer] = offset
+                offset += aligned(size_of(buffer))
         scratch_bytes = max(scratch_bytes, offset)
     living: list[tuple[int, int, int]] = []  # last use, start, stop
     arena_bytes = 0
