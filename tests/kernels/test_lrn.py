@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+
+from cgdnn.kernels import lrn as kernels
+from tests.kernels.agree import TOLERANCE
+from tests.reference import lrn
+
+RNG = np.random.default_rng(6)
+ACROSS, WITHIN = (3, 6, 11), (3, 2, 5, 7)
+
+
+def test_across_of_known_values():
+    x = np.array([1.0, 2.0, 3.0]).reshape(1, 3, 1)
+    y, s = np.empty_like(x), np.empty_like(x)
+    kernels.lrn_across_forward(x, y, s, 3, 3.0, 1.0, 2.0, 0, 1)
+    np.testing.assert_allclose(s.ravel(), [7, 16, 15])
+    np.testing.assert_allclose(y.ravel(), [1 / 7, 2 / 16, 3 / 15])
+
+
+def test_within_of_known_values():
+    x = np.array([[1.0, 2.0], [3.0, 0.0]]).reshape(1, 1, 2, 2)
+    y, s = np.empty_like(x), np.empty_like(x)
+    kernels.lrn_within_forward(x, y, s, np.empty((2, 2)), 3, 9.0, 0.5, 0, 1)
+    np.testing.assert_allclose(s, np.full((1, 1, 2, 2), 15.0))  # every window holds all four
+    np.testing.assert_allclose(y, x / 15**0.5)
+
+
+@pytest.mark.parametrize("beta", [0.75, 0.5])
+def test_a_nan_spreads_over_its_window_only(beta):
+    x = np.ones((1, 7, 1))
+    x[0, 3] = np.nan
+    y, s = np.empty_like(x), np.empty_like(x)
+    kernels.lrn_across_forward(x, y, s, 3, 1.0, beta, 1.0, 0, 1)
+    assert np.isnan(y.ravel()).tolist() == [False, False, True, True, True, False, False]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("beta", [0.75, 0.6])
+@pytest.mark.parametrize("size", [1, 3, 5, 9])
+@pytest.mark.parametrize("region", ["across", "within"])
+def test_agrees_with_reference(region, size, beta, dtype):
+    shape, constant = (ACROSS, [1.5]) if region == "across" else (WITHIN, [])
+    x, dy = (RNG.normal(size=shape).astype(dtype) for _ in range(2))
+    y, s, dx, y_expected, s_expected, dx_expected = (np.zeros(shape, dtype) for _ in range(6))
+    squares = [] if region == "across" else [np.empty(shape[2:], dtype)]
+    work = np.empty(shape[1:] if region == "across" else (2, *shape[2:]), dtype)
+    numbers = [size, 0.7, beta]
+    forward, backward = (f"lrn_{region}_{p}" for p in ("forward", "backward"))
+
+    getattr(kernels, forward)(x, y, s, *squares, *numbers, *constant, 1, 3)
+    getattr(lrn, forward)(x, y_expected, s_expected, *squares, *numbers, *constant, 1, 3)
+    getattr(kernels, backward)(x, y, s, dy, dx, work, *numbers, 1, 3)
+    getattr(lrn, backward)(x, y, s, dy, dx_expected, work, *numbers, 1, 3)
+    for got, expected in ((y, y_expected), (s, s_expected), (dx, dx_expected)):
+        np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE[dtype])
