@@ -61,7 +61,8 @@ class Update:
     ----------
     works : list of Work
     history : list of Buffer
-        All parameters' first history, then all second ones, as in Caffe's solver states.
+        All parameters' first history, then all second ones, as in Caffe's solver states; one that
+        does not learn has its place there too.
     """
 
     works: list[Work]
@@ -83,8 +84,7 @@ def plan_update(assembly: Assembly, rule: UpdateRule, clip: float) -> Update:
     factor = Buffer("update.factor", (1,), kind="temporary")
     works += _factor_works(assembly, clip, factor)
     histories: list[list[Buffer]] = [[] for _ in range(rule.histories)]
-    for index in assembly.learned:
-        param = assembly.params[index]
+    for index, param in enumerate(assembly.params):
         flat = (prod(param.declared.shape),)
         own = [
             Buffer(f"{param.label}.history{number}", param.declared.shape, kind="history")
@@ -92,6 +92,8 @@ def plan_update(assembly: Assembly, rule: UpdateRule, clip: float) -> Update:
         ]
         for buffers, buffer in zip(histories, own, strict=True):
             buffers.append(buffer)
+        if not param.learns:
+            continue
         bad = Buffer(f"{param.label}.bad", (1,), kind="partial")
         arguments: list[Argument] = [
             update(param.data, flat),

@@ -23,7 +23,7 @@ from cgdnn.netdef.graph import build_graph
 from cgdnn.netdef.read import read_net
 from cgdnn.netdef.weights import read_weights, write_weights
 from cgdnn.plan.lower import Fresh, Lowering, Work
-from cgdnn.plan.shapes import Assembly, assemble
+from cgdnn.plan.shapes import Assembly, PlannedParam, assemble
 from cgdnn.proto.cgdnn_pb2 import NetParameter
 from cgdnn.runtime.blob import Array, Blob
 from cgdnn.runtime.python_task import FAILED
@@ -166,12 +166,12 @@ class Net:
 
     def _start_parameters(self, share: Net | None) -> None:
         self.params: OrderedDict[str, list[Blob]] = OrderedDict()
-        # A shared parameter may belong to another of its layers in the other net.
-        theirs = {
-            f"{planned.node.name}[{position}]": share.assembly.params[index]
-            for planned in (share.assembly.layers if share is not None else ())
-            for position, index in enumerate(planned.params)
-        }
+        theirs: dict[str, PlannedParam] = {}
+        if share is not None:
+            for planned in share.assembly.layers:
+                # Under every layer that uses it: in this net it may belong to another of them.
+                for position, index in enumerate(planned.params):
+                    theirs[f"{planned.node.name}[{position}]"] = share.assembly.params[index]
         for param in self.assembly.params:
             other = theirs.get(param.label)
             if other is not None and share is not None:

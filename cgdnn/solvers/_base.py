@@ -229,12 +229,14 @@ class Solver:
         """Ask for a snapshot or a stop after the running iteration; any thread may call this."""
         self._requests.append(action)
 
-    def _take_requests(self) -> set[Request]:
-        """Take what was asked for so far, one by one: others may be added meanwhile."""
+    def _answer_requests(self) -> bool:
+        """Write a snapshot if one was asked for; return whether a stop was."""
         asked: set[Request] = set()
-        while self._requests:
+        while self._requests:  # one by one: others may be added meanwhile
             asked.add(self._requests.pop())
-        return asked
+        if "snapshot" in asked:
+            self.snapshot()
+        return "stop" in asked
 
     def solve(self) -> bool:
         """Train to ``max_iter``; return False if a stop was requested before.
@@ -286,8 +288,7 @@ class Solver:
             ):
                 self.test_all()
                 if "stop" in self._requests:
-                    self._take_requests()
-                    self._stopped = True
+                    self._stopped = self._answer_requests()
                     return
             rate = self._rate.at(self.iter)
             loss = self._iterate(rate)
@@ -296,11 +297,10 @@ class Solver:
                 self._emit(Displayed(self.iter, self._smoothed, outputs_of(self.net), rate))
             self.iter += 1
             self._emit(Iterated(self.iter, loss))
-            asked = self._take_requests()
-            if "snapshot" in asked or (param.snapshot and self.iter % param.snapshot == 0):
-                self.snapshot()
-            if "stop" in asked:
-                self._stopped = True
+            if param.snapshot and self.iter % param.snapshot == 0:
+                self.request("snapshot")
+            self._stopped = self._answer_requests()
+            if self._stopped:
                 return
 
     def _iterate(self, rate: float) -> float:
@@ -455,7 +455,12 @@ class Solver:
                 f"{path}: holds {len(found)} history arrays of shapes {found}, expected "
                 f"{len(shapes)} of shapes {shapes}. Use a state of the same net and solver type."
             )
-        self.net.copy_from(model)
+        missing = self.net.params.keys() - self.net.copy_from(model)
+        if missing:
+            raise RunError(
+                f"{model}: holds no weights of {', '.join(sorted(missing))}. "
+                "Use a snapshot of the same net."
+            )
         for array, stored in zip(history, state.history, strict=True):
             array[...] = stored.reshape(array.shape)
         self.iter = state.iter
@@ -465,6 +470,8 @@ class Solver:
                 "%s: holds no data position (Caffe wrote it); data starts at record 0", path
             )
             self.net.counter = state.iter * self.param.iter_size
+            for reader in self.net.data_layers.values():
+                reader.seek(0)
             return
         if state.extra.seed != self.seed:
             log.warning(
