@@ -55,7 +55,7 @@ def explain_label(layer: Layer, view: tuple[int, int, int, int]) -> Callable[[in
             f'{layer.node.at()}: {layer.node.label}: "{labels}", {place} of the batch: label '
             f"{text} {wrong}; got {text}, expected a whole number in 0..{view[2] - 1}, the range "
             f'of "{scores}" ({view[2]} classes). Correct the labels, give "{scores}" more '
-            "outputs, or set ignore_label."
+            f"outputs, or set ignore_label{f': {text}' if value.is_integer() else ''}."
         )
 
     return explain

@@ -89,9 +89,10 @@ class _BatchLayer(DataLayer):
         self._position += self._batch_size
 
     def _named(self, error: DataError) -> DataError:
-        """Return the error with the layer's name in it."""
-        text = str(error)
-        return error if self.node.label in text else DataError(f"{self.node.label}: {text}")
+        """Return the error with the layer's name and place in it."""
+        if self.node.label in str(error):
+            return error
+        return DataError(f"{self.node.at(self._field, 'source')}: {self.node.label}: {error}")
 
     def _skipped(self) -> int:
         """Return how many records lie before position 0."""
