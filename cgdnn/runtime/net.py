@@ -34,6 +34,7 @@ from cgdnn.runtime.threaded import ThreadedRun
 log = logging.getLogger("cgdnn")
 
 DEFAULT_SEED = 1
+_NCHW = frozenset({"nchw"})
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ class Net:
         self.assembly = assembly
         self.lowering = Lowering(assembly, self.dtype, self.seed)
         self._fresh: Fresh = {}
+        self._pinned: set[tuple[int, str]] = set()
         self._programs: dict[tuple[Any, ...], ThreadedRun] = {}
         for index, blob in enumerate(assembly.blobs):
             if blob.name in self.blobs:  # what users hold stays the same object
@@ -150,19 +152,21 @@ class Net:
         return Blob(planned.name, planned.shape, lambda kind: self._fetch(index, kind), index)
 
     def _fetch(self, index: int, kind: str) -> Array:
-        """Return a blob's array in N, C, H, W order, brought up to date."""
-        planned = self.assembly.blobs[index]
-        fresh = self._fresh.get((index, kind))
-        if fresh is not None and "nchw" not in fresh:
-            self._export(index, kind)
-        if fresh is not None:
-            # The user may write into the array, so from now on it is the only home to trust.
-            self._fresh[index, kind] = frozenset({"nchw"})
-        return self._state.array(planned.homes[kind, "nchw"])
+        """Return a blob's array in N, C, H, W order for the user, and pin it.
 
-    def _export(self, index: int, kind: str) -> None:
-        program = self.lowering.export(index, kind, self._fresh)
-        self._run(ThreadedRun(bind(program, self._state, 1), 1), trace=False)
+        A pinned array stays live: every run ends with bringing it up to date, and later runs take
+        it as it is, since the user may have written into it.
+        """
+        self._pinned.add((index, kind))
+        self._bring_home(index, kind)
+        return self._state.array(self.assembly.blobs[index].homes[kind, "nchw"])
+
+    def _bring_home(self, index: int, kind: str) -> None:
+        """Bring the array in N, C, H, W order up to date; from now on trust no other."""
+        if "nchw" not in self._fresh.get((index, kind), _NCHW):
+            program = self.lowering.export(index, kind, self._fresh)
+            self._run(ThreadedRun(bind(program, self._state, 1), 1), trace=False)
+        self._fresh[index, kind] = _NCHW
 
     def _start_parameters(self, share: Net | None) -> None:
         self.params: OrderedDict[str, list[Blob]] = OrderedDict()
@@ -337,7 +341,7 @@ class Net:
         """
         last = len(self.assembly.layers) if last is None else last
         whole = first == 0 and parts[0] == "forward"
-        fresh = {} if whole else {k: v for k, v in self._fresh.items() if v != {"nchw"}}
+        fresh = {} if whole else {k: v for k, v in self._fresh.items() if v != _NCHW}
         key = (tuple(parts), first, last, tuple(sorted(fresh.items(), key=str)))
         with self._running:
             run = self._programs.get(key)
@@ -357,6 +361,8 @@ class Net:
                     layer.seek(position)
                 raise
             self._fresh.update(run.program.program.fresh)
+            for index, kind in self._pinned:
+                self._bring_home(index, kind)
             if "forward" in parts:
                 self.counter += 1
         return self._times(run) if trace else []

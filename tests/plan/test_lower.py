@@ -1,0 +1,261 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+
+from cgdnn.errors import InternalError
+from cgdnn.kernels.activation import relu_backward, relu_forward
+from cgdnn.layers import activation
+from cgdnn.layers._base import BEGIN, END, Candidate, Layer, Operands, Step, read, write
+from cgdnn.plan.check import check
+from cgdnn.plan.layout import lanes, reorder_step, stored_shape
+from cgdnn.plan.lower import Lowering
+from cgdnn.plan.tasks import Program
+from cgdnn.proto.cgdnn_pb2 import NetParameter
+from cgdnn.runtime.net import Net
+from tests.plan.planning import assembled
+
+# data -> pool1 -> relu -> pool2 -> ip -> loss, with a number of channels that fills no lanes
+NET = """
+layer {
+  name: "data" type: "DummyData" top: "data" top: "label"
+  dummy_data_param {
+    shape { dim: 4 dim: 5 dim: 12 dim: 12 } shape { dim: 4 }
+    data_filler { type: "gaussian" std: 1 } data_filler { type: "constant" value: 2 }
+  }
+}
+layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
+  convolution_param { num_output: 19 kernel_size: 3 weight_filler { type: "xavier" } } }
+layer { name: "relu" type: "ReLU" bottom: "conv" top: "TOP" relu_param { negative_slope: 0.25 } }
+layer { name: "pool" type: "Pooling" bottom: "TOP" top: "pool"
+  pooling_param { kernel_size: 2 stride: 2 } }
+layer { name: "ip" type: "InnerProduct" bottom: "pool" top: "ip"
+  inner_product_param { num_output: 3 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+APART, IN_PLACE = NET.replace("TOP", "relu"), NET.replace("TOP", "conv")
+
+
+def message(text: str) -> NetParameter:
+    return text_format.Parse(text, NetParameter())
+
+
+def names(program: Program) -> list[str]:
+    """Return the names of the steps in order, pieces and joins left out."""
+    found = [task.name.partition("[")[0] for task in program.tasks if task.step is not None]
+    return [name for i, name in enumerate(found) if i == 0 or found[i - 1] != name]
+
+
+def lane_steps(layer: Layer, operands: Operands, which: str) -> list[Step]:
+    """Return ReLU's steps over blobs in the channel-lane layout."""
+
+    def view(shape: tuple[int, ...]) -> tuple[int, int]:
+        return (shape[0], int(np.prod(shape[1:])))
+
+    shape = operands.bottom[0].shape
+    assert len(shape) == 4
+    assert shape[3] == lanes(), "the plan gave a blob in another layout"
+    slope = layer.node.param.relu_param.negative_slope
+    if which == "forward":
+        arrays = [read(operands.bottom[0], view(shape)), write(operands.top[0], view(shape))]
+        return [Step(relu_forward, [*arrays, slope, BEGIN, END], shape[0], 1e5)]
+    arrays = [
+        read(operands.top[0], view(shape)),
+        read(operands.top_diff[0], view(shape)),
+        write(operands.bottom_diff[0], view(shape)),
+    ]
+    return [Step(relu_backward, [*arrays, slope, BEGIN, END], shape[0], 1e5)]
+
+
+@pytest.fixture
+def with_lanes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function that puts a candidate in the other layout first in ReLU's list."""
+    plain = activation.ReLU.candidates
+
+    def candidates(layer: Layer, which: str) -> list[Candidate]:
+        other = Candidate(
+            "lanes",
+            lambda layer, operands: lane_steps(layer, operands, which),
+            bottom_layout="nchwc",
+            top_layout="nchwc",
+        )
+        return [other, *plain(layer, which)]
+
+    return lambda: monkeypatch.setattr(activation.ReLU, "candidates", candidates)
+
+
+# What a program consists of
+
+
+def test_iteration_runs_layers_forward_then_backward():
+    assembly = assembled(APART)
+    program = Lowering(assembly, "float32", 1).program(("forward", "backward"), 0, 6)
+    order = [name for name in names(program) if not name.startswith("data")]
+    assert order == [
+        "conv.forward",
+        "relu.forward",
+        "pool.forward",
+        "ip.forward",
+        "loss.forward",
+        "loss.backward_data",
+        "ip.backward_weights",
+        "ip.backward_data",
+        "pool.backward_data",
+        "relu.backward_data",
+        "conv.backward_weights",  # and no backward_data: nothing below learns
+    ]
+    check(program)
+
+
+def test_partial_programs():
+    assembly = assembled(APART)
+    lowering = Lowering(assembly, "float32", 1)
+    assert names(lowering.program(("forward",), 2, 4)) == ["relu.forward", "pool.forward"]
+    assert names(lowering.program(("backward",), 2, 4)) == [
+        "pool.backward_data",
+        "relu.backward_data",
+    ]
+    assert lowering.program(("forward",), 3, 3).tasks == []
+
+
+def test_pieces_do_not_depend_on_anything_but_shapes():
+    tasks = [
+        [
+            task.name
+            for task in Lowering(assembled(APART), "float32", seed)
+            .program(("forward", "backward"), 0, 6)
+            .tasks
+        ]
+        for seed in (1, 2)
+    ]
+    assert tasks[0] == tasks[1]
+
+
+def test_first_candidate_that_does_not_refuse_is_taken(monkeypatch):
+    plain = activation.ReLU.candidates
+
+    def candidates(layer, which):
+        (last,) = plain(layer, which)
+        never = Candidate("never", last.steps, refuse=lambda layer: "not today")
+        return [never, Candidate("second", last.steps), last]
+
+    monkeypatch.setattr(activation.ReLU, "candidates", candidates)
+    lowering = Lowering(assembled(APART), "float32", 1)
+    assert lowering.choices[2]["forward"].name == "second"
+
+
+def test_step_that_cannot_be_cut_evenly_is_refused(monkeypatch):
+    def steps(layer, operands):
+        return [Step(relu_forward, [read(operands.bottom[0], (4, 1900)), 0.0], extent=7)]
+
+    monkeypatch.setattr(activation.ReLU, "candidates", lambda layer, which: [Candidate("x", steps)])
+    with pytest.raises(InternalError, match=r"relu.forward.*: conv of shape .* 7 equal parts"):
+        Lowering(assembled(APART), "float32", 1).program(("forward",), 0, 6)
+
+
+# Layouts
+
+
+def test_stored_shape():
+    assert stored_shape("nchw", (2, 3, 4, 5)) == (2, 3, 4, 5)
+    assert stored_shape("nchwc", (2, lanes() + 1, 4, 5)) == (2, 2, 20, lanes())
+    with pytest.raises(InternalError, match="no layout 'nhwc'"):
+        stored_shape("nhwc", (2, 3, 4, 5))
+
+
+def test_reorder_steps_undo_each_other(with_lanes):
+    assembly = assembled(APART)
+    blob = assembly.blobs[0]
+    shape = blob.shape
+    step = reorder_step(blob.data, "nchw", blob.data, shape)
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape[0], shape[1], -1)
+    lane = np.full(stored_shape("nchwc", shape), 7, np.float32)
+    back = np.zeros_like(x)
+    step.kernel(x, lane, 0, shape[0])
+    np.testing.assert_array_equal(lane[:, 0, :, 0], x[:, 0])
+    np.testing.assert_array_equal(lane[:, -1, :, -1], 0)  # beyond the last channel
+    reorder_step(blob.data, "nchwc", blob.data, shape).kernel(lane, back, 0, shape[0])
+    np.testing.assert_array_equal(back, x)
+
+
+def test_reorders_stand_where_layouts_meet(with_lanes):
+    with_lanes()
+    assembly = assembled(APART)
+    program = Lowering(assembly, "float32", 1).program(("forward", "backward"), 0, 6)
+    check(program)
+    order = names(program)
+    assert order[order.index("conv.forward") :][:5] == [
+        "conv.forward",
+        "conv.data.to_nchwc",
+        "relu.forward",
+        "relu.data.to_nchw",
+        "pool.forward",
+    ]
+    assert order[order.index("pool.backward_data") :] == [
+        "pool.backward_data",
+        "relu.diff.to_nchwc",
+        "relu.backward_data",
+        "conv.diff.to_nchw",
+        "conv.backward_weights",
+    ]
+
+
+@pytest.mark.parametrize("text", [APART, IN_PLACE], ids=["apart", "in_place"])
+def test_other_layout_gives_the_same_bits(with_lanes, text):
+    plain = Net(message(text), threads=1)
+    expected_loss = plain.forward()["loss"]
+    plain.backward()
+    with_lanes()
+    net = Net(message(text), threads=2)
+    np.testing.assert_array_equal(net.forward()["loss"], expected_loss)
+    net.backward()
+    for name, blob in net.blobs.items():
+        np.testing.assert_array_equal(blob.data, plain.blobs[name].data, err_msg=name)
+        np.testing.assert_array_equal(blob.diff, plain.blobs[name].diff, err_msg=name)
+    for name, blobs in net.params.items():
+        for ours, theirs in zip(blobs, plain.params[name], strict=True):
+            np.testing.assert_array_equal(ours.diff, theirs.diff, err_msg=name)
+
+
+@pytest.mark.parametrize("text", [APART, IN_PLACE], ids=["apart", "in_place"])
+def test_user_sees_and_changes_blobs_between_layouts(with_lanes, text):
+    plain = Net(message(text), threads=1)
+    with_lanes()
+    net = Net(message(text), threads=2)
+    rng = np.random.default_rng(3)
+    for one in (plain, net):
+        one.forward()
+    top = net.graph.blobs[net.graph.nodes[2].tops[0]].name
+    held = net.blobs[top].data
+    assert held.shape == (4, 19, 10, 10)
+    np.testing.assert_array_equal(held, plain.blobs[top].data)
+    # written before the layer, the run begins at it
+    value = rng.normal(size=held.shape).astype(np.float32)
+    for one in (plain, net):
+        one.blobs["conv"].data[...] = value
+        one.forward(start="relu")
+    np.testing.assert_array_equal(net.blobs["loss"].data, plain.blobs["loss"].data)
+    np.testing.assert_array_equal(held, plain.blobs[top].data)  # the same array, brought up to date
+    # written behind the layer, the run begins at the next one
+    held[...] = value
+    plain.blobs[top].data[...] = value
+    for one in (plain, net):
+        one.forward(start="pool")
+    np.testing.assert_array_equal(net.blobs["loss"].data, plain.blobs["loss"].data)
+    # a gradient written by hand
+    slope = rng.normal(size=held.shape).astype(np.float32)
+    for one in (plain, net):
+        one.blobs[top].diff[...] = slope
+        one.backward(start="relu", end="relu")
+    np.testing.assert_array_equal(net.blobs["conv"].diff, plain.blobs["conv"].diff)
+
+
+def test_run_that_ends_in_the_other_layout_is_continued_there(with_lanes):
+    plain = Net(message(APART), threads=1)
+    with_lanes()
+    net = Net(message(APART), threads=1)
+    for one in (plain, net):
+        one.forward(end="relu")
+        one.forward(start="pool")
+    np.testing.assert_array_equal(net.blobs["loss"].data, plain.blobs["loss"].data)
