@@ -10,7 +10,6 @@ from cgdnn.kernels._jit import Kernel
 from cgdnn.layers._base import Buffer, Step, Use
 from cgdnn.plan.buffers import SHORT_LIVED, root, uses
 from cgdnn.plan.lower import PASSES, Lowering
-from cgdnn.plan.shapes import PlannedLayer
 from cgdnn.plan.tasks import Program, Task
 
 
@@ -38,7 +37,7 @@ def describe(lowering: Lowering, program: Program, *, every_task: bool = False) 
         Table(
             "Kernels",
             ("layer", "type", "pass", "candidate", "layouts", "refused"),
-            list(_chosen(lowering)),
+            list(_chosen(lowering, program)),
         ),
         Table(
             "Steps", ("step", "kernel", "#extent", "#pieces", "touches"), list(_step_rows(program))
@@ -73,9 +72,16 @@ def shape_text(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "1"
 
 
-def _chosen(lowering: Lowering) -> Iterator[tuple[str, ...]]:
+def _step_name(task: Task) -> str:
+    """Return a task's name without the range of its piece."""
+    return task.name.removesuffix(f"[{task.begin}:{task.end}]")
+
+
+def _chosen(lowering: Lowering, program: Program) -> Iterator[tuple[str, ...]]:
+    """Say for every pass that runs anything which candidate runs it."""
+    steps = {_step_name(task) for task in program.tasks}
     for planned, choices in zip(lowering.assembly.layers, lowering.choices, strict=True):
-        runs = _passes(planned)
+        runs = [which for which in PASSES if f"{planned.node.name}.{which}" in steps]
         for which in runs:
             chosen = choices[which]
             refused = [
@@ -94,25 +100,14 @@ def _chosen(lowering: Lowering) -> Iterator[tuple[str, ...]]:
             )
 
 
-def _passes(planned: PlannedLayer) -> list[str]:
-    """Return the passes of a layer that a whole iteration runs."""
-    runs = {
-        "forward": True,
-        "backward_weights": planned.needs_backward and planned.learns,
-        "backward_data": planned.needs_backward and any(planned.propagate),
-    }
-    return [which for which in PASSES if runs[which]]
-
-
 def _step_rows(program: Program) -> Iterator[tuple[str, ...]]:
     tasks = [task for task in program.tasks if task.step is not None]
     for _, pieces in groupby(tasks, key=lambda task: task.step):
         first, *others = pieces
         step = first.step
         assert step is not None
-        name = first.name.partition("[")[0] if others else first.name
         yield (
-            name,
+            _step_name(first),
             kernel_name(step),
             str(step.extent),
             str(1 + len(others)),
