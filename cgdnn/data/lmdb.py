@@ -56,39 +56,62 @@ def find_lmdb(path: str | os.PathLike[str]) -> Path:
     )
 
 
+class _Environment:
+    """One open database, the number of its readers, and the lock they hold while they read."""
+
+    def __init__(self, data_file: Path) -> None:
+        self.lmdb = _open_read_only(data_file)
+        self.users = 0
+        self.reading = threading.Lock()
+
+
 class _Environments:
-    """The open environments of this process, shared by path and counted."""
+    """The open environments of this process, shared by file.
+
+    A fork waits until no thread reads: LMDB could never close an environment in the child if it
+    had been copied amid a call of another thread.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: dict[str, tuple[Any, int]] = {}
-        os.register_at_fork(after_in_child=self._forget)
+        self._open: dict[str, _Environment] = {}
+        os.register_at_fork(
+            before=self._pause, after_in_parent=self._resume, after_in_child=self._forget
+        )
 
-    def acquire(self, data_file: Path) -> Any:
+    def acquire(self, data_file: Path) -> _Environment:
         name = os.path.realpath(data_file)
         with self._lock:
-            environment, users = self._open.get(name, (None, 0))
-            if environment is None:
-                environment = _open_read_only(data_file)
-            self._open[name] = (environment, users + 1)
-        return environment
+            if name not in self._open:
+                self._open[name] = _Environment(data_file)
+            self._open[name].users += 1
+            return self._open[name]
 
     def release(self, data_file: Path) -> None:
         name = os.path.realpath(data_file)
         with self._lock:
-            environment, users = self._open.pop(name)
-            if users > 1:
-                self._open[name] = (environment, users - 1)
-            else:
-                environment.close()
+            environment = self._open[name]
+            environment.users -= 1
+            if environment.users == 0:
+                del self._open[name]
+                environment.lmdb.close()
+
+    def _pause(self) -> None:
+        self._lock.acquire()
+        for environment in self._open.values():
+            environment.reading.acquire()
+
+    def _resume(self) -> None:
+        for environment in self._open.values():
+            environment.reading.release()
+        self._lock.release()
 
     def _forget(self) -> None:
-        # A forked child may not use the parent's environments. Closing them here ends only the
-        # child's mapping; its readers open anew when they see that the process changed.
-        self._lock = threading.Lock()
-        for environment, _ in self._open.values():
-            environment.close()
+        # This ends the child's copy only; its readers open anew when they see the process change.
+        for environment in self._open.values():
+            environment.lmdb.close()
         self._open.clear()
+        self._lock.release()
 
 
 def _open_read_only(data_file: Path) -> Any:
@@ -157,17 +180,15 @@ class LmdbReader:
             )
 
     def _open(self) -> None:
-        environment = _environments.acquire(self._data_file)
+        self._environment = _environments.acquire(self._data_file)
         self._pid = os.getpid()
-        self._transaction = environment.begin()
+        self._transaction = self._environment.lmdb.begin()
         self._cursor = self._transaction.cursor()
         self._next = -1  # the record at which self._values stands
         self._values: Iterator[bytes] = iter(())
         self._marks: list[bytes] = []  # keys of records 0, 1000, 2000, ... passed so far
 
     def _seek(self, record: int) -> None:
-        if self._pid != os.getpid():
-            self._open()
         cursor, marks = self._cursor, self._marks
         if not marks:
             cursor.first()
@@ -184,23 +205,29 @@ class LmdbReader:
 
     def key(self, position: int) -> bytes:
         """Return the key of record ``position % entries``."""
-        self._seek(position % self.entries)
-        self._next = -1
-        key: bytes = self._cursor.key()
+        if self._pid != os.getpid():
+            self._open()
+        with self._environment.reading:
+            self._next = -1
+            self._seek(position % self.entries)
+            key: bytes = self._cursor.key()
         return key
 
     def read(self, position: int, count: int) -> list[bytes]:
         """Return the values of `count` records from ``position % entries`` on, wrapping."""
+        if self._pid != os.getpid():
+            self._open()
         record = position % self.entries
         values: list[bytes] = []
-        while len(values) < count:
-            if record != self._next or self._pid != os.getpid():
-                self._seek(record)
-                self._values = self._cursor.iternext(keys=False, values=True)
-            wanted = min(count - len(values), self.entries - record)
-            values.extend(itertools.islice(self._values, wanted))
-            self._next = record + wanted
-            record = self._next % self.entries
+        with self._environment.reading:
+            while len(values) < count:
+                if record != self._next:
+                    self._seek(record)
+                    self._values = self._cursor.iternext(keys=False, values=True)
+                wanted = min(count - len(values), self.entries - record)
+                values.extend(itertools.islice(self._values, wanted))
+                self._next = record + wanted
+                record = self._next % self.entries
         return values
 
     def close(self) -> None:

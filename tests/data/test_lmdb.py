@@ -1,6 +1,9 @@
 import os
 import shutil
+import signal
 import stat
+import threading
+import time
 
 import lmdb
 import pytest
@@ -165,3 +168,41 @@ def test_cut_file_is_refused_before_it_is_mapped(database, tmp_path):
     os.truncate(cut / "data.mdb", size // 2)
     with pytest.raises(DataError, match=rf"is cut off; got {size // 2} bytes, expected {size}"):
         LmdbReader(cut)
+
+
+def exit_status(pid, seconds=20):
+    """Wait for a child; end one that hangs."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return status
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return "hung"
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_fork_amid_the_reading_of_another_thread(database):
+    reader = LmdbReader(database)
+    stop = threading.Event()
+
+    def read_on():
+        position = 0
+        while not stop.is_set():
+            reader.read(position, 7)
+            position += 7
+
+    thread = threading.Thread(target=read_on)
+    thread.start()
+    try:
+        for _ in range(30):
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0 if reader.read(11, 2) == values_of(2, 11) else 2)
+            assert exit_status(pid) == 0
+    finally:
+        stop.set()
+        thread.join()
+    reader.close()

