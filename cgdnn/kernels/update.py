@@ -68,7 +68,7 @@ def sgd_update(  # type: ignore[no-untyped-def]
 def check_finite(x):  # type: ignore[no-untyped-def]
     """Return 1 + the position of the first element that is not finite, 0 if all are."""
     for i in range(x.shape[0]):
-        if not x[i] - x[i] == x[i] - x[i]:
+        if x[i] - x[i] != x[i] - x[i]:  # true for NaN and infinity only
             return i + 1
     return 0
 

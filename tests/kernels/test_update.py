@@ -55,3 +55,18 @@ def test_norm_kernels_agree(dtype):
     for clip in (0.5, 50.0):
         sums = np.array([[3.0], [1.0], [2.0]])
         assert_agrees(update.clip_factor, sums, np.zeros(1), clip, 0.25, dtype=dtype)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_check_finite_tells_the_first_place(value):
+    x = np.zeros(5)
+    assert update.check_finite(x) == 0
+    x[[2, 4]] = value
+    assert update.check_finite(x) == 3
+
+
+def test_check_zero_tells_the_first_row():
+    flags = np.zeros((4, 1))
+    assert update.check_zero(flags) == 0
+    flags[[1, 3]] = 1
+    assert update.check_zero(flags) == 2

@@ -3,7 +3,7 @@ import inspect
 import pytest
 
 from cgdnn.layers._registry import layer_types
-from tests.layers.contract import CHECKS, all_cases, missing_fields
+from tests.layers.contract import CHECKS, all_cases, fields_of, missing_fields
 
 ALL_CASES = all_cases()
 
@@ -29,3 +29,5 @@ def test_layer_is_documented(layer_type):
     text = layer_types()[layer_type].__dict__.get("__doc__")
     assert text
     assert len(inspect.cleandoc(text).splitlines()) > 1
+    names = {field.partition(".")[2] for field in fields_of(layer_type)}
+    assert not {name for name in names if name not in text}
