@@ -23,7 +23,7 @@ from cgdnn.netdef.graph import build_graph
 from cgdnn.netdef.read import read_net
 from cgdnn.netdef.weights import read_weights, write_weights
 from cgdnn.plan.lower import Fresh, Lowering, Work
-from cgdnn.plan.shapes import Assembly, PlannedParam, assemble
+from cgdnn.plan.shapes import Assembly, PlannedLayer, PlannedParam, assemble
 from cgdnn.proto.cgdnn_pb2 import NetParameter
 from cgdnn.runtime.blob import Array, Blob
 from cgdnn.runtime.python_task import FAILED
@@ -470,7 +470,8 @@ class Net:
             state.adopt(new.data, self._state.array(old.data))
             state.adopt(new.diff, self._state.array(old.diff))
         for old_layer, new_layer in zip(self.assembly.layers, assembly.layers, strict=True):
-            if isinstance(old_layer.layer, DataLayer):
+            if isinstance(new_layer.layer, DataLayer):
+                new_layer.layer.close()
                 new_layer.layer = old_layer.layer
         self._state = state
         self._plan(assembly)
@@ -526,30 +527,43 @@ class Net:
             layer.close()
 
     def first_non_finite(self) -> str | None:
-        """Name the first array with a NaN or an infinity: weights, blobs in order, then diffs."""
+        """Name the first array with a NaN or an infinity, in the order in which one spreads.
+
+        Blobs from the first layer on (or, where the layer's weights are the cause, those), then
+        gradients from the last layer on, then weights: an update may have spoilt these already.
+        """
 
         def bad(buffer: Buffer) -> bool:
             return not np.isfinite(self._state.array(buffer)).all()
 
+        def bad_blob(planned: PlannedLayer, kind: str) -> str | None:
+            # Every layout is looked at: after a run that failed, none is known to be the newest.
+            for top in planned.node.tops:
+                blob = self.assembly.blobs[top]
+                if any(bad(home) for (which, _), home in blob.homes.items() if which == kind):
+                    return blob.name
+            return None
+
+        def params(planned: PlannedLayer) -> list[PlannedParam]:
+            return [self.assembly.params[index] for index in planned.params]
+
         for planned in self.assembly.layers:
-            label = planned.node.label
-            for index in planned.params:
-                if bad(self.assembly.params[index].data):
-                    return f"{label}, weights {self.assembly.params[index].label}"
-            for top in planned.node.tops:
-                name = self.assembly.blobs[top].name
-                if not np.isfinite(self.blobs[name].data).all():
-                    return f'{label}, blob "{name}"'
+            name = bad_blob(planned, "data")
+            if name is not None:
+                weights = next((p.label for p in params(planned) if bad(p.data)), None)
+                what = f'blob "{name}"' if weights is None else f"weights {weights}"
+                return f"{planned.node.label}, {what}"
         for planned in reversed(self.assembly.layers):
-            label = planned.node.label
-            for top in planned.node.tops:
-                if self.assembly.blobs[top].wants_diff:
-                    name = self.assembly.blobs[top].name
-                    if not np.isfinite(self.blobs[name].diff).all():
-                        return f'{label}, gradient of blob "{name}"'
-            for index in planned.params:
-                if self.assembly.params[index].learns and bad(self.assembly.params[index].diff):
-                    return f"{label}, gradient of {self.assembly.params[index].label}"
+            name = bad_blob(planned, "diff")
+            if name is not None:
+                return f'{planned.node.label}, gradient of blob "{name}"'
+            for param in params(planned):
+                if param.learns and bad(param.diff):
+                    return f"{planned.node.label}, gradient of {param.label}"
+        for planned in self.assembly.layers:
+            for param in params(planned):
+                if bad(param.data):
+                    return f"{planned.node.label}, weights {param.label}"
         return None
 
 
