@@ -307,6 +307,7 @@ class Solver:
         """Run one iteration; return its loss, averaged over the sub-iterations."""
         net, size = self.net, self.param.iter_size
         numbers = self._numbers(rate)
+        begin = _cursors_of(net)
         try:
             if size == 1:
                 parts = ("forward", "backward", "update")
@@ -318,7 +319,10 @@ class Solver:
                 total += self._finite_loss()
             net.run(("update",), update=self._update.works, numbers=numbers)
             return total / size
-        except NonFiniteError as error:
+        except BaseException as error:
+            _seek(net, begin)  # the sub-iterations that went well come again too
+            if not isinstance(error, NonFiniteError):
+                raise
             first = net.first_non_finite()
             raise NonFiniteError(
                 f"iteration {self.iter}: {error}; the first non-finite array is of {first}. "
@@ -423,13 +427,7 @@ class Solver:
         return {"train": self.net, **tests}
 
     def _cursors(self) -> dict[str, dict[str, int]]:
-        cursors = {
-            name: {layer: reader.position for layer, reader in net.data_layers.items()}
-            for name, net in self._named_nets().items()
-        }
-        for name, net in self._named_nets().items():
-            cursors[name][_PASSES] = net.counter
-        return cursors
+        return {name: _cursors_of(net) for name, net in self._named_nets().items()}
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Go back to a snapshot; the run goes on with the same bits as an uninterrupted one.
@@ -469,9 +467,8 @@ class Solver:
             log.warning(
                 "%s: holds no data position (Caffe wrote it); data starts at record 0", path
             )
-            self.net.counter = state.iter * self.param.iter_size
-            for reader in self.net.data_layers.values():
-                reader.seek(0)
+            records = dict.fromkeys(self.net.data_layers, 0)
+            _seek(self.net, {**records, _PASSES: state.iter * self.param.iter_size})
             return
         if state.extra.seed != self.seed:
             log.warning(
@@ -482,11 +479,7 @@ class Solver:
                 self.seed,
             )
         for name, net in self._named_nets().items():
-            cursors = state.extra.cursors.get(name, {})
-            for layer, reader in net.data_layers.items():
-                if layer in cursors:
-                    reader.seek(cursors[layer])
-            net.counter = cursors.get(_PASSES, net.counter)
+            _seek(net, state.extra.cursors.get(name, {}))
 
     def copy_from(self, path: str | os.PathLike[str]) -> None:
         """Copy weights from a .caffemodel into the layers of the same name."""
@@ -496,3 +489,17 @@ class Solver:
         """Stop the background readers of all nets."""
         for net in (self.net, *self.test_nets):
             net.close()
+
+
+def _cursors_of(net: Net) -> dict[str, int]:
+    """Return the position of every data layer, and under `_PASSES` the count of passes."""
+    positions = {layer: reader.position for layer, reader in net.data_layers.items()}
+    return {**positions, _PASSES: net.counter}
+
+
+def _seek(net: Net, cursors: Mapping[str, int]) -> None:
+    """Put `net` where `cursors` say; what they do not name stays."""
+    for layer, reader in net.data_layers.items():
+        if layer in cursors:
+            reader.seek(cursors[layer])
+    net.counter = cursors.get(_PASSES, net.counter)
