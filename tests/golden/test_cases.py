@@ -34,9 +34,7 @@ def meta_of(name: str) -> dict[str, Any]:
 
 
 def runnable(name: str) -> bool:
-    return name not in WAITING and all(
-        kind in layer_types() for _, kind in meta_of(name)["layers"]
-    )
+    return name not in WAITING and all(kind in layer_types() for _, kind in meta_of(name)["layers"])
 
 
 CASES = [name for name in MANIFEST if runnable(name)]
