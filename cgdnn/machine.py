@@ -30,7 +30,7 @@ def cores_allowed() -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    return max(1, int(min(cores, math.ceil(_quota_cores()) if _quota_cores() < cores else cores)))
+    return max(1, math.ceil(min(cores, _quota_cores())))
 
 
 def default_threads() -> int:
@@ -44,7 +44,7 @@ def default_threads() -> int:
     text = os.environ.get("CGDNN_NUM_THREADS", "")
     if not text:
         return cores_allowed()
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise UsageError(
             f"CGDNN_NUM_THREADS: got {text!r}, expected a whole number above 0. "
             f"Set it to {cores_allowed()} to use every core."
