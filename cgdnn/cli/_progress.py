@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from cgdnn.cli._log import log
 from cgdnn.solvers._base import Event, Iterated, Saved, Solver, Tested, Testing
-
-
-class _ImageRate(ProgressColumn):
-    """Images a second, from the bar's own estimate of iterations a second."""
-
-    def __init__(self, images: int) -> None:
-        super().__init__()
-        self._images = images
-
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed * self._images:,.0f} images/s")
 
 
 class ProgressBar:
@@ -36,19 +25,21 @@ class ProgressBar:
     def __init__(self, solver: Solver, images: int) -> None:
         self._progress = Progress(
             TextColumn("{task.fields[doing]}"),
-            BarColumn(bar_width=None),
+            BarColumn(None, table_column=Column(ratio=1)),
             TextColumn("{task.completed}/{task.total}"),
             TextColumn("{task.fields[loss]}"),
             TextColumn("{task.fields[score]}"),
-            _ImageRate(images),
+            TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
             auto_refresh=False,
             expand=True,
             speed_estimate_period=10,
         )
-        self._values: dict[str, Any] = {"doing": "training", "loss": "", "score": ""}
+        self._values: dict[str, Any] = {"doing": "training", "loss": "", "score": "", "rate": ""}
+        self._images = images
         self._iteration = solver.iter
+        self._first: tuple[int, float] | None = None  # the first iteration and when it ended
         self._bar = self._progress.add_task(
             "", total=solver.param.max_iter, completed=solver.iter, **self._values
         )
@@ -62,6 +53,9 @@ class ProgressBar:
 
     def refresh(self) -> None:
         """Draw the bar anew."""
+        if self._first is not None and self._iteration > self._first[0]:
+            done, seconds = self._iteration - self._first[0], time.monotonic() - self._first[1]
+            self._values["rate"] = f"{done * self._images / seconds:,.0f} images/s"
         with contextlib.suppress(OSError):  # the terminal hung up: go on without it
             self._progress.update(
                 self._bar, completed=self._iteration, refresh=True, **self._values
@@ -72,6 +66,8 @@ class ProgressBar:
         match event:
             case Iterated(iteration, loss):
                 self._iteration = iteration
+                if self._first is None:  # it may have waited for kernels to be compiled
+                    self._first = iteration, time.monotonic()
                 self._values["loss"] = f"loss {loss:.4g}"
             case Testing():
                 self._values["doing"] = "testing"

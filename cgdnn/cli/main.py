@@ -17,7 +17,7 @@ from importlib import import_module
 from cgdnn import __version__
 from cgdnn.errors import CgdnnError
 
-COMMANDS = ("train", "test", "time", "plan", "summary")
+COMMANDS = ("train", "test", "time", "plan", "summary", "fetch")
 """Modules of this package, each with ``add_parser(subparsers)`` and ``run(arguments) -> int``."""
 
 
@@ -36,8 +36,10 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if words is None else words
     try:
-        code = _run(words)
-        sys.stdout.flush()
+        try:
+            return _run(words)
+        finally:
+            sys.stdout.flush()  # here, where a closed output is no traceback
     except CgdnnError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -53,7 +55,6 @@ def main(words: Sequence[str] | None = None) -> int:
             "error: this is a bug in cgdnn; please report it with the lines above.", file=sys.stderr
         )
         return 1
-    return code
 
 
 def _run(words: Sequence[str]) -> int:

@@ -92,13 +92,15 @@ def _split_words(args: argparse.Namespace) -> tuple[str, dict[str, str]]:
 
 def _make_solver(path: str, overrides: dict[str, str], args: argparse.Namespace) -> Solver:
     source: Any = path
-    if not is_solver_text(path):
+    bare = not is_solver_text(path)
+    if bare:
         source = default_solver(path)
         if "max_iter" in overrides and source.test_iter:
-            overrides.setdefault("test_interval", overrides["max_iter"])
-        fields = ", ".join(str(source).splitlines()[1:])
-        log.info("%s is a net, so it is trained with the default solver: %s", path, fields)
+            overrides.setdefault("test_interval", overrides["max_iter"])  # the test is at the end
     solver = Solver(source, overrides=overrides, threads=args.threads, weights=args.weights)
+    if bare:
+        fields = ", ".join(str(solver.param).splitlines())
+        log.info("%s is a net, so it is trained with the default solver: %s", path, fields)
     if args.weights is not None:
         log.info("Finetuning from %s", args.weights)
     if args.snapshot is not None:
