@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from cgdnn.kernels._jit import INT, REAL, array, device, kernel, scratch
-from cgdnn.kernels.pool import average_plane, average_plane_backward
+from cgdnn.kernels.pool import average_plane
 
 
 @device
@@ -129,7 +129,8 @@ def lrn_within_backward(x, y, s, dy, dx, work, size, alpha, beta, begin, end):  
             for h in range(height):
                 for w in range(width):
                     work[0, h, w] = factor * dy[n, c, h, w] * y[n, c, h, w] / s[n, c, h, w]
-            average_plane_backward(work[0], work[1], size, size, half, half, 1, 1)
+            # These windows all have one size and are symmetric: the mean is its own adjoint.
+            average_plane(work[0], work[1], size, size, half, half, 1, 1)
             for h in range(height):
                 _multiply_power(dy[n, c, h], s[n, c, h], beta, dx[n, c, h])
                 for w in range(width):

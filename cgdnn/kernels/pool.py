@@ -47,8 +47,7 @@ class _Windows:
             place = e.at(x, row, start)
             if self.whole:
                 return e.load(place)
-            mask = e.mask(build.neg(start), build.sub(self.width, start))
-            return e.load(place, mask, otherwise)
+            return e.load(place, e.within(e.lane_numbers(start), self.width), otherwise)
 
         if self.stride == 1:
             return part(0)
@@ -128,7 +127,7 @@ def _max_outputs(e, x, top, left, width, rows, columns, stride, y, argmax, out, 
                 e.store(build.load(best), e.at(y, out))
                 e.store(build.load(where), e.at(argmax, out))
                 continue
-            outside, wanted = windows.outside(), e.mask(e.integer(0), count)
+            outside, wanted = windows.outside(), e.first_lanes(count)
             nowhere = ir.Constant(begin.type, [-1] * e.lanes)
             e.store(build.select(outside, e.zero(), build.load(best)), e.at(y, out), wanted)
             e.store(build.select(outside, nowhere, build.load(where)), e.at(argmax, out), wanted)
@@ -159,7 +158,7 @@ def _average_outputs(e, x, top, left, width, rows, columns, stride, height, pad,
             size = build.mul(across, e.splat(build.trunc(height, _I32)))
             mean = build.fdiv(build.load(total), build.sitofp(size, e.vector))
             mean = build.select(windows.outside(), e.zero(), mean)
-            e.store(mean, e.at(y, out), e.mask(e.integer(0), count))
+            e.store(mean, e.at(y, out), e.first_lanes(count))
 
 
 @device
@@ -278,31 +277,6 @@ def average_plane(x, y, kernel_h, kernel_w, pad_h, pad_w, stride_h, stride_w):  
                 y[ph, pw] = total / x.dtype.type(max(size * (after - before), 1))
 
 
-@device
-def average_plane_backward(dy, dx, kernel_h, kernel_w, pad_h, pad_w, stride_h, stride_w):  # type: ignore[no-untyped-def]
-    """Spread dy (PH, PW) over the windows in one plane dx (H, W), overwritten."""
-    height, width = dx.shape
-    for h in range(height):
-        for w in range(width):
-            dx[h, w] = 0
-    for ph in range(dy.shape[0]):
-        above = ph * stride_h - pad_h
-        below = min(above + kernel_h, height + pad_h)
-        top = max(above, 0)
-        rows = min(below, height) - top
-        for pw in range(dy.shape[1]):
-            before = pw * stride_w - pad_w
-            after = min(before + kernel_w, width + pad_w)
-            left = max(before, 0)
-            columns = min(after, width) - left
-            if rows > 0 and columns > 0:
-                share = dy[ph, pw] / dy.dtype.type((below - above) * (after - before))
-                for i in range(rows):
-                    row = dx[top + i, left : left + columns]
-                    for j in range(columns):
-                        row[j] += share
-
-
 @kernel(array(4), array(4), INT, INT, INT, INT, INT, INT, INT, INT)
 def pool_average_forward(x, y, kernel_h, kernel_w, pad_h, pad_w, stride_h, stride_w, begin, end):  # type: ignore[no-untyped-def]
     """Write the sum of each window over its size, for the samples [begin, end).
@@ -323,8 +297,25 @@ def pool_average_forward(x, y, kernel_h, kernel_w, pad_h, pad_w, stride_h, strid
 @kernel(array(4), array(4), INT, INT, INT, INT, INT, INT, INT, INT)
 def pool_average_backward(dy, dx, kernel_h, kernel_w, pad_h, pad_w, stride_h, stride_w, begin, end):  # type: ignore[no-untyped-def]
     """Write dx (N, C, H, W) from dy (N, C, PH, PW), for the samples [begin, end)."""
+    height, width = dx.shape[2], dx.shape[3]
     for n in range(begin, end):
         for c in range(dx.shape[1]):
-            average_plane_backward(
-                dy[n, c], dx[n, c], kernel_h, kernel_w, pad_h, pad_w, stride_h, stride_w
-            )
+            for h in range(height):
+                for w in range(width):
+                    dx[n, c, h, w] = 0
+            for ph in range(dy.shape[2]):
+                above = ph * stride_h - pad_h
+                size = min(above + kernel_h, height + pad_h) - above
+                top = max(above, 0)
+                rows = min(above + kernel_h, height) - top
+                for pw in range(dy.shape[3]):
+                    before = pw * stride_w - pad_w
+                    after = min(before + kernel_w, width + pad_w)
+                    left = max(before, 0)
+                    columns = min(after, width) - left
+                    if rows > 0 and columns > 0:
+                        share = dy[n, c, ph, pw] / dy.dtype.type(size * (after - before))
+                        for i in range(rows):
+                            row = dx[n, c, top + i, left : left + columns]
+                            for j in range(columns):
+                                row[j] += share
