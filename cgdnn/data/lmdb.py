@@ -214,20 +214,32 @@ class LmdbReader:
         return key
 
     def read(self, position: int, count: int) -> list[bytes]:
-        """Return the values of `count` records from ``position % entries`` on, wrapping."""
+        """Return the values of `count` records from ``position % entries`` on, wrapping.
+
+        Raises
+        ------
+        DataError
+            LMDB finds the file damaged.
+        """
         if self._pid != os.getpid():
             self._open()
         record = position % self.entries
         values: list[bytes] = []
-        with self._environment.reading:
-            while len(values) < count:
-                if record != self._next:
-                    self._seek(record)
-                    self._values = self._cursor.iternext(keys=False, values=True)
-                wanted = min(count - len(values), self.entries - record)
-                values.extend(itertools.islice(self._values, wanted))
-                self._next = record + wanted
-                record = self._next % self.entries
+        try:
+            with self._environment.reading:
+                while len(values) < count:
+                    if record != self._next:
+                        self._seek(record)
+                        self._values = self._cursor.iternext(keys=False, values=True)
+                    wanted = min(count - len(values), self.entries - record)
+                    values.extend(itertools.islice(self._values, wanted))
+                    self._next = record + wanted
+                    record = self._next % self.entries
+        except lmdb.Error as error:
+            raise DataError(
+                f"{self.name}, record {record}: cannot be read ({error}). "
+                "Copy or build the database again."
+            ) from error
         return values
 
     def close(self) -> None:

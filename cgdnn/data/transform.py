@@ -155,22 +155,23 @@ class Transform:
         """
         spare_height = pictures.shape[2] - out.shape[2]
         spare_width = pictures.shape[3] - out.shape[3]
-        top, left, flip = spare_height // 2, spare_width // 2, 0
+        top, left = spare_height // 2, spare_width // 2
         random_crop = self._crop > 0 and phase == "TRAIN"
         if random_crop or self._mirror:
-            positions = np.arange(position, position + len(pictures))
-            tops, lefts, flips = (
-                [fixed] * len(pictures) if not random else (draw(stream, positions) % n).tolist()
-                for stream, random, n, fixed in (
-                    (_TOP, random_crop, spare_height + 1, top),
-                    (_LEFT, random_crop, spare_width + 1, left),
-                    (_MIRROR, self._mirror, 2, flip),
-                )
-            )
-            for i, window in enumerate(zip(tops, lefts, flips, strict=True)):
-                self._place(pictures[i], out[i], *window)
+            count = len(pictures)
+            positions = np.arange(position, position + count)
+
+            def choose(stream: int, choices: int) -> list[int]:
+                chosen: list[int] = (draw(stream, positions) % choices).tolist()
+                return chosen
+
+            tops = choose(_TOP, spare_height + 1) if random_crop else [top] * count
+            lefts = choose(_LEFT, spare_width + 1) if random_crop else [left] * count
+            flips = choose(_MIRROR, 2) if self._mirror else [0] * count
+            for i in range(count):
+                self._place(pictures[i], out[i], tops[i], lefts[i], flips[i])
         else:
-            self._place(pictures, out, top, left, flip)
+            self._place(pictures, out, top, left, 0)
 
         if len(self._mean_values):
             out -= self._mean_values

@@ -11,9 +11,9 @@ from cgdnn.proto.cgdnn_pb2 import Datum
 RGB = np.array([[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [10, 20, 30]]], np.uint8)
 
 
-def encoded(pixels, mode=None, form="PNG", **options):
+def encoded(pixels, form="PNG", **options):
     stream = io.BytesIO()
-    Image.fromarray(pixels, mode).save(stream, form, **options)
+    Image.fromarray(pixels).save(stream, form, **options)
     return Datum(data=stream.getvalue(), label=3, encoded=True).SerializeToString()
 
 

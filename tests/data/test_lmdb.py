@@ -170,6 +170,21 @@ def test_cut_file_is_refused_before_it_is_mapped(database, tmp_path):
         LmdbReader(cut)
 
 
+def test_damaged_page_is_a_data_error(database):
+    page_size, is_branch = 4096, 1
+    with (database / "data.mdb").open("r+b") as file:
+        pages = range(2, (database / "data.mdb").stat().st_size // page_size)
+        for page in pages:
+            file.seek(page * page_size + 10)
+            if file.read(2)[0] & is_branch:
+                file.seek(page * page_size)
+                file.write(bytes(page_size))
+    reader = LmdbReader(database)
+    with pytest.raises(DataError, match=r"db, record 5: cannot be read \(.*MDB_CORRUPTED"):
+        reader.read(5, 1)
+    reader.close()
+
+
 def exit_status(pid, seconds=20):
     """Wait for a child; end one that hangs."""
     deadline = time.monotonic() + seconds
