@@ -93,6 +93,16 @@ def compare_swap(typingctx, address, expected, value):  # type: ignore[no-untype
 
 
 @intrinsic
+def trailing_zeros(typingctx, bits):  # type: ignore[no-untyped-def]
+    """Return the number of the lowest bit that is set; 64 where none is."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
 def call_task(typingctx, entry, slots, worker):  # type: ignore[no-untyped-def]
     """Call the task entry at an address; return its status."""
 

@@ -19,6 +19,7 @@ from cgdnn.layers._base import Buffer, Candidate, Operands, Step, Use
 from cgdnn.plan import layout as layouts
 from cgdnn.plan.buffers import SHORT_LIVED, place, root
 from cgdnn.plan.depend import connect
+from cgdnn.plan.order import urgency
 from cgdnn.plan.partition import cut, partial_limit
 from cgdnn.plan.shapes import Assembly, PlannedLayer
 from cgdnn.plan.tasks import Access, Program, Task
@@ -181,6 +182,7 @@ class Lowering:
             ordered,
             successors,
             waits,
+            urgency(ordered, successors),
             placement.places,
             placement.arena_bytes,
             placement.scratch_bytes,

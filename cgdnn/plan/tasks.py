@@ -56,6 +56,8 @@ class Program:
         For each task, the tasks that wait for it.
     waits : list of int
         For each task, how many tasks it waits for.
+    order : list of int
+        All tasks, the most urgent first (see `cgdnn.plan.order`).
     places : dict
         Short-lived buffer -> byte offset in the arena; scratch -> offset in a worker's block.
     arena_bytes, scratch_bytes : int
@@ -67,6 +69,7 @@ class Program:
     tasks: list[Task]
     successors: list[list[int]]
     waits: list[int]
+    order: list[int]
     places: dict[Buffer, int]
     arena_bytes: int
     scratch_bytes: int

@@ -4,8 +4,9 @@ State of the whole module: one `_Pool` a process, which owns a block of int64 (`
 never freed while it lives. The block holds one record for each helper thread (a futex word) and
 one record for each job. A job is one run of one bound program by one calling thread.
 
-A worker pops a ready task from the job's stack, runs it, counts down the tasks that waited for
-it, keeps the first that became ready for itself and pushes the others. The calling thread
+A job's ready tasks are bits, the most urgent first. A worker takes the lowest bit, runs the task,
+counts down the tasks that waited for it, keeps the most urgent one that became ready for itself
+(what it reads is still in the worker's cache) and sets the bits of the others. The calling thread
 works on its own job only; helper number k works on any job whose thread limit admits it. A worker
 without work spins for at most some 50 us (not at all where more workers than cores could be
 awake), then sleeps until somebody pushes.
@@ -43,9 +44,10 @@ from cgdnn.kernels.native import (
     pause,
     sleep_while_equal,
     store,
+    trailing_zeros,
     wake_one,
 )
-from cgdnn.runtime.state import BoundProgram
+from cgdnn.runtime.state import BoundProgram, Ints
 
 MAX_THREADS = 63
 MAX_JOBS = 64
@@ -62,17 +64,28 @@ _JOBS = _HELPERS + MAX_THREADS * _LINE
 # Offsets inside a job's record.
 _ACTIVE = 0 * _LINE  # 1 while the job runs
 _INSIDE = 1 * _LINE  # helpers that hold a reference
-_HEAD = 2 * _LINE  # ready stack: (tag << 32) | (task + 1), 0 when empty
+_READY = 2 * _LINE  # ready tasks that no worker has taken; may be off for an instant
 _LEFT = 3 * _LINE  # tasks not finished yet
 _WAITING = 4 * _LINE  # the caller's futex word: 1 while it sleeps
 _FAILED = 5 * _LINE  # task + 1 of the failed task that comes first
 _FIXED = 6 * _LINE  # below: written by the caller before the job becomes active
-(_ENTRIES, _SLOTS, _COUNTS, _STARTS, _SUCCESSORS, _NEXT, _STATUS, _TRACE, _LIMIT, _SPINS) = (
-    _FIXED + 8 * i for i in range(10)
-)
+(
+    _ENTRIES,
+    _SLOTS,
+    _COUNTS,
+    _STARTS,
+    _SUCCESSORS,
+    _BITS,  # one for each task, by its place in the order of urgency
+    _ORDER,
+    _RANKS,  # place of each task in that order
+    _STATUS,
+    _TRACE,
+    _WORDS,  # of _BITS
+    _LIMIT,
+    _SPINS,
+) = (_FIXED + 8 * i for i in range(13))
 _RECORD = _FIXED + 2 * _LINE
 _CONTROL_BYTES = _JOBS + MAX_JOBS * _RECORD
-_TASK_BITS = 0xFFFFFFFF
 
 
 @device
@@ -82,26 +95,30 @@ def _word(base, index):  # type: ignore[no-untyped-def]
 
 @device
 def _pop(job):  # type: ignore[no-untyped-def]
-    """Take a ready task; -1 if there is none."""
-    links = load(job + _NEXT)
-    while True:
-        head = load(job + _HEAD)
-        task = (head & _TASK_BITS) - 1
-        if task < 0:
-            return task
-        below = _word(links, task)
-        if compare_swap(job + _HEAD, head, (((head >> 32) + 1) << 32) | below):
-            return task
+    """Take the most urgent ready task; -1 if there is none."""
+    bits = load(job + _BITS)
+    for word in range(load(job + _WORDS)):
+        while True:
+            ready = _word(bits, word)
+            if ready == 0:
+                break
+            lowest = ready & -ready
+            if fetch_and(bits + 8 * word, ~lowest) & lowest:
+                fetch_add(job + _READY, -1)
+                return _word(load(job + _ORDER), 64 * word + trailing_zeros(lowest))
+    return -1
 
 
 @device
 def _push(job, task):  # type: ignore[no-untyped-def]
-    links = load(job + _NEXT)
-    while True:
-        head = load(job + _HEAD)
-        store(links + 8 * task, head & _TASK_BITS)
-        if compare_swap(job + _HEAD, head, (((head >> 32) + 1) << 32) | (task + 1)):
-            return
+    rank = _word(load(job + _RANKS), task)
+    fetch_or(load(job + _BITS) + 8 * (rank >> 6), 1 << (rank & 63))
+    fetch_add(job + _READY, 1)
+
+
+@device
+def _none_ready(job):  # type: ignore[no-untyped-def]
+    return load(job + _READY) <= 0
 
 
 @device
@@ -125,9 +142,7 @@ def _wake_helper(control, limit):  # type: ignore[no-untyped-def]
         asleep = load(control + _SLEEPING) & ((1 << (limit - 1)) - 1)
         if asleep == 0:
             return
-        helper = 0
-        while not (asleep >> helper) & 1:
-            helper += 1
+        helper = trailing_zeros(asleep)
         bit = 1 << helper
         if fetch_and(control + _SLEEPING, ~bit) & bit:
             word = control + _HELPERS + helper * _LINE
@@ -152,7 +167,7 @@ def _work(control, job, worker):  # type: ignore[no-untyped-def]
     """Run ready tasks of the job until none is ready or the job is done."""
     entries, slots, counts = load(job + _ENTRIES), load(job + _SLOTS), load(job + _COUNTS)
     starts, successors = load(job + _STARTS), load(job + _SUCCESSORS)
-    trace, limit = load(job + _TRACE), load(job + _LIMIT)
+    trace, limit, ranks = load(job + _TRACE), load(job + _LIMIT), load(job + _RANKS)
     task = -1
     while True:
         if load(job + _FAILED) != 0:
@@ -161,6 +176,8 @@ def _work(control, job, worker):  # type: ignore[no-untyped-def]
             task = _pop(job)
             if task < 0:
                 return
+            if limit > 1 and not _none_ready(job):
+                _wake_helper(control, limit)
         entry = _word(entries, task)
         if entry != 0:
             if trace != 0:
@@ -180,10 +197,12 @@ def _work(control, job, worker):  # type: ignore[no-untyped-def]
             if fetch_add(counts + 8 * successor, -1) == 1:
                 if kept < 0:
                     kept = successor
-                else:
-                    _push(job, successor)
-                    if not _wake_caller(job) and limit > 1:
-                        _wake_helper(control, limit)
+                    continue
+                if _word(ranks, successor) < _word(ranks, kept):
+                    kept, successor = successor, kept
+                _push(job, successor)
+                if not _wake_caller(job) and limit > 1:
+                    _wake_helper(control, limit)
         if fetch_add(job + _LEFT, -1) == 1:
             _wake_caller(job)
             return
@@ -193,7 +212,7 @@ def _work(control, job, worker):  # type: ignore[no-untyped-def]
 @device
 def _visit(control, job, helper):  # type: ignore[no-untyped-def]
     """Work on a job if it is active, admits this helper and has a ready task; 1 if so."""
-    if load(job + _ACTIVE) == 0 or load(job + _HEAD) & _TASK_BITS == 0:
+    if load(job + _ACTIVE) == 0 or _none_ready(job):
         return 0
     fetch_add(job + _INSIDE, 1)
     worked = 0
@@ -241,21 +260,17 @@ def _help(control, helper):  # type: ignore[no-untyped-def]
 
 
 def _call(control, job):  # type: ignore[no-untyped-def]
-    """Run a published job to its end on the calling thread (a C function)."""
-    limit = load(job + _LIMIT)
-    if limit > 1 and load(job + _HEAD) & _TASK_BITS != 0:
-        _wake_helper(control, limit)
+    """Publish a job and run it to its end on the calling thread (a C function)."""
+    store(job + _ACTIVE, 1)
     while not _done(job):
         _work(control, job, 0)
         spins = load(job + _SPINS)
-        while spins > 0 and load(job + _HEAD) & _TASK_BITS == 0 and not _done(job):
+        while spins > 0 and _none_ready(job) and not _done(job):
             pause()
             spins -= 1
-        if load(job + _HEAD) & _TASK_BITS == 0 and not _done(job):
+        if _none_ready(job) and not _done(job):
             store(job + _WAITING, 1)
-            while (
-                load(job + _WAITING) == 1 and load(job + _HEAD) & _TASK_BITS == 0 and not _done(job)
-            ):
+            while load(job + _WAITING) == 1 and _none_ready(job) and not _done(job):
                 sleep_while_equal(job + _WAITING, 1)
             store(job + _WAITING, 0)
     store(job + _ACTIVE, 0)
@@ -284,52 +299,59 @@ class _Pool:
     """The helper threads of this process and the block that they share with callers."""
 
     def __init__(self) -> None:
-        self.block = np.zeros(_CONTROL_BYTES // 8 + 8, np.int64)
-        self.control = self.block.ctypes.data + (-self.block.ctypes.data % _LINE)
+        block = np.zeros((_CONTROL_BYTES + _LINE) // 8, np.int64)
+        first = -block.ctypes.data % _LINE // 8
+        self.words = block[first : first + _CONTROL_BYTES // 8]
+        self.control = self.words.ctypes.data
         self.threads: list[threading.Thread] = []
-        self.lock = threading.Lock()
         self.free = list(range(MAX_JOBS))
-        self.freed = threading.Condition(self.lock)
+        self.changed = threading.Condition()
         self.cores = machine.cores_allowed()
-
-    def grow(self, helpers: int) -> None:
-        """Have at least this many helper threads."""
-        with self.lock:
-            if helpers + 1 > self.cores:
-                self._set(_POOL_SPINS, 0)
-            elif not self.threads:
-                self._set(_POOL_SPINS, SPINS // 2)
-            while len(self.threads) < helpers:
-                number = len(self.threads)
-                thread = threading.Thread(
-                    target=_loops()[0],
-                    args=(self.control, number),
-                    name=f"cgdnn-{number + 1}",
-                    daemon=True,
-                )
-                thread.start()
-                self.threads.append(thread)
+        self.crowded = False
 
     @contextlib.contextmanager
-    def job(self) -> Iterator[int]:
-        """Yield the address of a job record that nobody else uses."""
-        with self.freed:
+    def job(self, helpers: int) -> Iterator[int]:
+        """Yield the number of a job that nobody else uses; have at least so many helpers."""
+        with self.changed:
             while not self.free:
-                self.freed.wait()
+                self.changed.wait()
             number = self.free.pop()
+            self._grow(helpers)
+            self._set_spins()
         try:
-            yield self.control + _JOBS + number * _RECORD
+            yield number
         finally:
-            with self.freed:
+            with self.changed:
                 self.free.append(number)
-                self.freed.notify()
+                self._set_spins()
+                self.changed.notify()
 
-    def _set(self, offset: int, value: int) -> None:
-        ctypes.c_int64.from_address(self.control + offset).value = value
+    def _grow(self, helpers: int) -> None:
+        while len(self.threads) < helpers:
+            number = len(self.threads)
+            thread = threading.Thread(
+                target=_loops()[0],
+                args=(self.control, number),
+                name=f"cgdnn-{number + 1}",
+                daemon=True,
+            )
+            thread.start()
+            self.threads.append(thread)
+
+    def _set_spins(self) -> None:
+        """Let nobody spin where more threads than cores might be awake."""
+        callers = MAX_JOBS - len(self.free)
+        self.crowded = callers + len(self.threads) > self.cores
+        self.words[_POOL_SPINS // 8] = 0 if self.crowded else SPINS // 2
+
+    def record(self, job: int) -> Ints:
+        """Return the words of a job's record."""
+        first = (_JOBS + job * _RECORD) // 8
+        return self.words[first : first + _RECORD // 8]
 
     def shut_down(self) -> None:
         """End the helper threads; they finish the task that they are in."""
-        self._set(_SHUTDOWN, 1)
+        self.words[_SHUTDOWN // 8] = 1
         wake = _wake_everyone()
         while any(thread.is_alive() for thread in self.threads):
             wake(self.control, 0)
@@ -386,7 +408,7 @@ class ThreadedRun:
     ----------
     program : BoundProgram
     threads : int
-        Workers, the calling thread included.
+        Workers, the calling thread included; those beyond the cores allowed stay asleep.
     """
 
     def __init__(self, program: BoundProgram, threads: int) -> None:
@@ -399,13 +421,32 @@ class ThreadedRun:
         self.threads = threads
         count = len(program.tasks)
         self._counts = np.zeros(count, np.int64)
-        self._links = np.zeros(count, np.int64)
         self._status = np.zeros(count, np.int64)
         self._trace = np.zeros((count, 3), np.int64)
-        roots = np.flatnonzero(program.waits == 0)
-        self._first_links = np.zeros(count, np.int64)
-        self._first_links[roots[:-1]] = roots[1:] + 1  # the stack holds them in program order
-        self._head = int(roots[0]) + 1 if count else 0
+        order = np.array(program.program.order, np.int64)
+        ranks = np.argsort(order)
+        # Ready at first: as many as wait for nothing, each with its bit.
+        first = np.zeros(-(-count // 64) * 64, bool)
+        first[ranks[program.waits == 0]] = True
+        self._first_ready = int(first.sum())
+        self._first_bits = np.packbits(first, bitorder="little").view(np.int64)
+        self._bits = np.zeros_like(self._first_bits)
+        self._keep = (order, ranks)
+        arrays = (
+            program.entries,
+            program.slots,
+            self._counts,
+            program.successor_starts,
+            program.successors,
+            self._bits,
+            order,
+            ranks,
+            self._status,
+            self._trace,
+        )
+        # What a job's record holds from _FIXED on; the rest is filled in by each run.
+        addresses = [array.ctypes.data for array in arrays]
+        self._record = np.array([*addresses, len(self._bits)], np.int64)
 
     def run(self, trace: bool = False) -> tuple[int, int] | None:
         """Run every task once.
@@ -423,40 +464,27 @@ class ThreadedRun:
         if count == 0:
             return None
         pool = _the_pool()
-        if self.threads > 1:
-            pool.grow(self.threads - 1)
-        program = self.program
-        np.copyto(self._counts, program.waits)
-        np.copyto(self._links, self._first_links)
-        crowded = self.threads > pool.cores
-        with pool.job() as job:
-            words = (ctypes.c_int64 * (_RECORD // 8)).from_address(job)
-            for offset, value in (
-                (_LEFT, count),
-                (_WAITING, 0),
-                (_FAILED, 0),
-                (_ENTRIES, program.entries.ctypes.data),
-                (_SLOTS, program.slots.ctypes.data),
-                (_COUNTS, self._counts.ctypes.data),
-                (_STARTS, program.successor_starts.ctypes.data),
-                (_SUCCESSORS, program.successors.ctypes.data),
-                (_NEXT, self._links.ctypes.data),
-                (_STATUS, self._status.ctypes.data),
-                (_TRACE, self._trace.ctypes.data if trace else 0),
-                (_LIMIT, self.threads),
-                (_SPINS, 0 if crowded else SPINS),
-            ):
-                words[offset // 8] = value
-            # The tag of the ready stack goes on counting, so that a late pop cannot be mistaken.
-            words[_HEAD // 8] = (((words[_HEAD // 8] >> 32) + 1) << 32) | self._head
-            words[_ACTIVE // 8] = 1
-            _loops()[1](pool.control, job)
-            failed = words[_FAILED // 8]
+        workers = min(self.threads, pool.cores)
+        np.copyto(self._counts, self.program.waits)
+        np.copyto(self._bits, self._first_bits)
+        with pool.job(workers - 1) as number:
+            words = pool.record(number)
+            words[_FIXED // 8 : _FIXED // 8 + len(self._record)] = self._record
+            if not trace:
+                words[_TRACE // 8] = 0
+            words[_LIMIT // 8] = workers
+            words[_SPINS // 8] = 0 if pool.crowded else SPINS
+            words[_LEFT // 8] = count
+            words[_WAITING // 8] = 0
+            words[_FAILED // 8] = 0
+            words[_READY // 8] = self._first_ready
+            _loops()[1](pool.control, pool.control + _JOBS + number * _RECORD)
+            failed = int(words[_FAILED // 8])
         if failed:
             return failed - 1, int(self._status[failed - 1])
         return None
 
     @property
-    def trace(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    def trace(self) -> Ints:
         """Begin and end (nanoseconds) and worker of every task of the last traced run."""
         return self._trace

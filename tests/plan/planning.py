@@ -49,7 +49,7 @@ def drawn(accesses: Sequence[Sequence[Access]], edges: Sequence[tuple[int, int]]
     for before, after in edges:
         successors[before].append(after)
         waits[after] += 1
-    return Program(tasks, successors, waits, {}, 0, 0, {})
+    return Program(tasks, successors, waits, [], {}, 0, 0, {})
 
 
 def reads(buffer: Buffer, start: int, stop: int, space: int = 1) -> Access:

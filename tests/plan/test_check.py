@@ -264,7 +264,7 @@ def connected(specification: list[tuple[list[Access], int]]) -> Program:
         for number, (touched, chance) in enumerate(specification)
     ]
     ordered, successors, waits = connect(tasks)
-    return Program(ordered, successors, waits, {}, 0, 0, {})
+    return Program(ordered, successors, waits, [], {}, 0, 0, {})
 
 
 @given(random_tasks)
