@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         for path in args.weights.split(","):
             net.copy_from(path)
+        for reason in net.doubts():
+            log.warning("%s", reason)
         log.info("Use CPU, %d threads.", net.threads)
         log.info("Running for %d iterations.", args.iterations)
         means, loss = _run_batches(net, args.iterations)

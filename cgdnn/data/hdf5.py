@@ -168,9 +168,10 @@ def _listed_files(list_path: Path) -> list[Path]:
     for number, name in enumerate(names, 1):
         found = [path for path in (Path(name), list_path.parent / name) if path.is_file()]
         if not found:
+            folders = dict.fromkeys([str(Path.cwd()), str(list_path.parent.absolute())])
             raise DataError(
                 f'{list_path}: file {number} of {len(names)}, "{name}", does not exist; looked in '
-                f"{Path.cwd()} and {list_path.parent.absolute()}. Correct the name or remove it."
+                f"{' and '.join(folders)}. Correct the name or remove it."
             )
         files.append(found[0])
     return files

@@ -316,6 +316,10 @@ class Layer:
         """Return the learned parameters (called after `infer_shapes`)."""
         return []
 
+    def doubt(self, params: Sequence[npt.NDArray[Any]]) -> str | None:
+        """Return why scores are worth nothing with these parameter values, or None."""
+        return None
+
     def multiply_adds(self) -> int:
         """Return the multiply-adds of one forward pass over the whole batch."""
         return 0

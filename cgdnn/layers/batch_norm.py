@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy.typing as npt
 
 from cgdnn.kernels import norm as kernels
 from cgdnn.kernels._jit import Kernel
@@ -83,6 +85,15 @@ class BatchNorm(Layer):
         """Return the running sums of means and variances, and their factor."""
         channels = (self._view[1],)
         return [Parameter(shape, learned=False) for shape in (channels, channels, (1,))]
+
+    def doubt(self, params: Sequence[npt.NDArray[Any]]) -> str | None:
+        """Tell where the running sums are used, but nothing was added to them yet."""
+        if self._global and params[2][0] == 0:
+            return (
+                "its running sums are empty (their factor is 0), so it takes mean and variance for "
+                "0 and the scores say nothing. Train first, or load weights."
+            )
+        return None
 
     def forward(self, operands: Operands) -> list[Step]:
         """Return steps that find mean and deviation, and one over samples that applies them."""

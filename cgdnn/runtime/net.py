@@ -526,6 +526,16 @@ class Net:
         for layer in self.data_layers.values():
             layer.close()
 
+    def doubts(self) -> list[str]:
+        """Return why scores of this net are worth nothing now; usually there is no reason."""
+        reasons = []
+        for planned in self.assembly.layers:
+            values = [blob.data for blob in self.params.get(planned.node.name, ())]
+            reason = planned.layer.doubt(values)
+            if reason is not None:
+                reasons.append(f"{planned.node.at()}: {planned.node.label}: {reason}")
+        return reasons
+
     def first_non_finite(self) -> str | None:
         """Name the first array with a NaN or an infinity, in the order in which one spreads.
 

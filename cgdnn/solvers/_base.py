@@ -360,6 +360,8 @@ class Solver:
     def _test(self, number: int) -> Tested:
         self._emit(Testing(self.iter, number))
         net = self.test_nets[number]
+        for reason in net.doubts():
+            log.warning("iteration %d, test net #%d: %s", self.iter, number, reason)
         count = self.param.test_iter[number]
         sums: list[float] = []
         outputs: list[Output] = []
