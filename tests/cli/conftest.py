@@ -1,4 +1,3 @@
-import logging
 import os
 import shutil
 import signal
@@ -9,16 +8,6 @@ import pytest
 
 from cgdnn.cli.main import main
 from tests.cli.caffe_logs import LOGS
-
-
-@pytest.fixture(autouse=True)
-def _keep_logging():
-    """The commands send the library's log to standard error; tests of others need it as it was."""
-    logger = logging.getLogger("cgdnn")
-    before = (logger.handlers[:], logger.level, logger.propagate)
-    yield
-    logger.handlers[:], level, logger.propagate = before
-    logger.setLevel(level)
 
 
 @pytest.fixture
