@@ -20,13 +20,15 @@ from __future__ import annotations
 
 from cgdnn import machine
 from cgdnn.kernels._jit import INT, REAL, array, device, kernel, scratch
-from cgdnn.kernels.gemm import BIAS, KEEP, ZERO, multiply_nn, multiply_nt, nn_vectors
-from cgdnn.kernels.vector import add_sum, copy_window, emitted, lanes_of
+from cgdnn.kernels.gemm import BIAS, KEEP, ZERO, multiply_nn, multiply_scattered, nn_vectors
+from cgdnn.kernels.vector import add_sum, emitted, lanes_of, transpose_block
 
 _FORWARD_DEPTH = 128
 """Rows of U that the forward pass multiplies at a time; such a panel stays in the first cache."""
-_CONTRACTION = 512
-"""Output pixels that the weight gradient sums before it adds lanes."""
+_CONTRACTION = 128
+"""Output pixels that the weight gradient contracts at a time, in whole rows."""
+_DEPTH = 512
+"""Rows of U and of the weight gradient that it holds."""
 _BLOCK_ELEMENTS = 1 << 16
 """Elements of U or dU that a backward pass holds: 256 KiB of float32, part of the second cache."""
 
@@ -49,11 +51,26 @@ def forward_scratch(channels: int, taps: int) -> int:
     return _block_channels(_FORWARD_DEPTH, channels, taps) * taps * 5 * _lanes()
 
 
-def backward_weights_scratch(channels: int, taps: int, pixels: int) -> int:
-    """Return the elements of scratch for `conv_backward_weights_unfold`."""
-    images = max(1, _CONTRACTION // pixels)
-    row = images * (min(pixels, _CONTRACTION) + 2 * _lanes())
-    return _block_channels(_BLOCK_ELEMENTS // row, channels, taps) * taps * row
+def backward_weights_scratch(
+    channels: int, taps: int, kernel_columns: int, output: tuple[int, int], padded: int
+) -> tuple[int, int]:
+    """Return the sizes of the two scratch arrays of `conv_backward_weights_unfold`.
+
+    Parameters
+    ----------
+    channels, taps
+        As in `forward_scratch`.
+    kernel_columns : int
+    output : tuple of int
+        Rows and columns of an output image.
+    padded : int
+        Columns of an input image, padding included.
+    """
+    rows = min(output[0], max(1, _CONTRACTION // output[1]))
+    depth = _block_channels(_DEPTH, channels, taps) * taps
+    width = 4 * _lanes()
+    gathered = depth // kernel_columns * rows * padded + _lanes()
+    return depth * width + (rows * output[1] + _lanes()) * width + gathered, depth
 
 
 def backward_data_scratch(channels: int, taps: int, pixels: int) -> int:
@@ -67,6 +84,42 @@ def _block_channels(depth: int, channels: int, taps: int) -> int:
     return max(1, min(channels, depth // taps))
 
 
+@emitted
+def _unfold_vectors(  # type: ignore[no-untyped-def]
+    e, u, u_start, u_row, x, x_start, channels, plane, width,
+    rows, rows_start, rows_row, kernel_rows, kernel_columns, first, dilation, stride,
+):
+    """Write one vector to each row of U, for one run of output pixels, at stride 1, 2 or 4.
+
+    Lane i of the row of (channel c, kernel row q, kernel column j) gets column
+    first + j * dilation + i * stride of the input row that the table names, or 0 outside of it.
+    """
+    build = e.builder
+    taps = build.mul(build.mul(kernel_rows, kernel_columns), u_row)
+    with e.cases(build.lshr(stride, e.integer(1)), 3) as each:
+        for doublings in each:
+            with e.loop(channels) as c, e.loop(kernel_rows) as q:
+                row = e.scalar(e.at(rows, rows_start, build.mul(q.index, rows_row)))
+                exists = build.icmp_signed(">=", row, e.integer(0))
+                bound = build.select(exists, width, e.integer(0))
+                plane_start = build.add(x_start, build.mul(c.index, plane))
+                source = e.at(x, plane_start, build.mul(row, width))
+                tap = build.mul(build.mul(q.index, kernel_columns), u_row)
+                target = e.at(u, u_start, build.mul(c.index, taps), tap)
+                with e.loop(kernel_columns) as j:
+                    start = build.add(first, build.mul(j.index, dilation))
+                    parts = []
+                    for span in range(1 << doublings):
+                        column = build.add(start, e.integer(span * e.lanes))
+                        mask = e.within(e.lane_numbers(column), bound)
+                        parts.append(e.load(e.at(source, column), mask))
+                    while len(parts) > 1:
+                        even = range(0, 2 * e.lanes, 2)
+                        pairs = zip(parts[::2], parts[1::2], strict=True)
+                        parts = [e.shuffle(a, b, even) for a, b in pairs]
+                    e.store(parts[0], e.at(target, build.mul(j.index, u_row)))
+
+
 @device
 def _unfold(  # type: ignore[no-untyped-def]
     x, n, c_begin, c_end, rows, kw, stride, pad, dilation, ow, p_begin, p_end, u, u_start, u_row
@@ -76,37 +129,36 @@ def _unfold(  # type: ignore[no-untyped-def]
     Up to one vector beyond the end of each row of U is overwritten with anything.
     """
     lanes = lanes_of(x)
-    channels, height, width = x.shape[1], x.shape[2], x.shape[3]
-    for c in range(c_begin, c_end):
-        for q in range(rows.shape[0]):
-            target = u_start + ((c - c_begin) * rows.shape[0] + q) * kw * u_row
-            r = p_begin // ow
-            o = p_begin - r * ow
-            p = p_begin
-            while p < p_end:
-                count = min(lanes, ow - o, p_end - p)
-                row = rows[q, r]
-                if row < 0:
+    height, width = x.shape[2], x.shape[3]
+    r = p_begin // ow
+    o = p_begin - r * ow
+    p = p_begin
+    while p < p_end:
+        count = min(lanes, ow - o, p_end - p)
+        first = o * stride - pad
+        place = u_start + p - p_begin
+        if stride == 1 or stride == 2 or stride == 4:
+            # Lanes from `count` on do not matter: the next run overwrites them.
+            _unfold_vectors(
+                u, place, u_row, x, (n * x.shape[1] + c_begin) * height * width,
+                c_end - c_begin, height * width, width,
+                rows, r, rows.shape[1], rows.shape[0], kw, first, dilation, stride,
+            )
+        else:
+            for c in range(c_begin, c_end):
+                for q in range(rows.shape[0]):
+                    row = rows[q, r]
                     for j in range(kw):
-                        copy_window(u, target + j * u_row + p - p_begin, x, 0, 0, 0)
-                else:
-                    source = ((n * channels + c) * height + row) * width
-                    for j in range(kw):
-                        first = o * stride - pad + j * dilation
-                        place = target + j * u_row + p - p_begin
-                        if stride == 1:
-                            high = min(count, width - first)
-                            copy_window(u, place, x, source + first, -first, high)
-                        else:
-                            for i in range(count):
-                                column = first + i * stride
-                                inside = 0 <= column < width
-                                u[place + i] = x[n, c, row, column] if inside else 0
-                p += count
-                o += count
-                if o == ow:
-                    o = 0
-                    r += 1
+                        for i in range(count):
+                            column = first + j * dilation + i * stride
+                            inside = row >= 0 and 0 <= column < width
+                            u[place + i] = x[n, c, row, column] if inside else 0
+                        place += u_row
+        p += count
+        o += count
+        if o == ow:
+            o = 0
+            r += 1
 
 
 @emitted
@@ -130,11 +182,9 @@ def _fold_vector(  # type: ignore[no-untyped-def]
                 start = build.sub(first, build.mul(j.index, dilation))
                 tap_row = build.add(tap, build.mul(j.index, du_row))
                 offset = build.add(build.add(row, start), tap_row)
-                high = e.smaller(count, build.sub(ow, start))
-                mask = e.mask(build.neg(start), high)
-                value = e.load(e.at(du, offset), mask)
+                value = e.load(e.at(du, offset), e.within(e.lane_numbers(start), ow))
                 build.store(build.fadd(build.load(total), value), total)
-    e.store(build.load(total), e.at(dx, dx_start), e.mask(e.integer(0), count))
+    e.store(build.load(total), e.at(dx, dx_start), e.first_lanes(count))
 
 
 @device
@@ -225,15 +275,65 @@ def conv_forward_unfold(  # type: ignore[no-untyped-def]
                     start = KEEP
 
 
+@emitted
+def _copy_padded_row(e, y, y_start, x, x_start, width, pad, length):  # type: ignore[no-untyped-def]
+    """Set y[i] = x[i - pad] for i < length, or 0 outside of the row of `width` values.
+
+    Up to one vector beyond the end of y is overwritten with anything.
+    """
+    build = e.builder
+    vectors = build.sdiv(build.add(length, e.integer(e.lanes - 1)), e.integer(e.lanes))
+    with e.loop(vectors) as v:
+        place = build.mul(v.index, e.integer(e.lanes))
+        column = build.sub(place, pad)
+        mask = e.within(e.lane_numbers(column), width)
+        e.store(e.load(e.at(x, x_start, column), mask), e.at(y, y_start, place))
+
+
+@device
+def _gather_rows(  # type: ignore[no-untyped-def]
+    x, n, c_begin, c_end, rows, r_begin, r_end, pad, padded, u, u_start, u_row
+):
+    """Write the padded input rows that output rows [r_begin, r_end) read.
+
+    One row of U for each (channel, kernel row) holds them one after the other. Up to one vector
+    beyond its end is overwritten with anything.
+    """
+    height, width = x.shape[2], x.shape[3]
+    for c in range(c_begin, c_end):
+        for q in range(rows.shape[0]):
+            place = u_start + ((c - c_begin) * rows.shape[0] + q) * u_row
+            for r in range(r_begin, r_end):
+                row = rows[q, r]
+                source = ((n * x.shape[1] + c) * height + row) * width
+                _copy_padded_row(u, place, x, source, width if row >= 0 else 0, pad, padded)
+                place += padded
+
+
+@device
+def _transpose(y, y_start, y_row, x, x_start, x_row, rows, columns, keep):  # type: ignore[no-untyped-def]
+    """Set, or with `keep` add to, y[j, i] = x[i, j] for i < rows, j < columns."""
+    lanes = lanes_of(x)
+    for i in range(0, rows, lanes):
+        for j in range(0, columns, lanes):
+            transpose_block(
+                y, y_start + j * y_row + i, y_row, x, x_start + i * x_row + j, x_row,
+                min(lanes, rows - i), min(lanes, columns - j), keep,
+            )
+
+
 @kernel(
     array(4), array(4), array(2), array(2), INT, INT, INT, *_GEOMETRY, scratch(1),
-    INT, REAL, REAL, INT, INT, INT, INT,
+    scratch(1, "int64"), INT, REAL, REAL, INT, INT, INT, INT,
 )
 def conv_backward_weights_unfold(  # type: ignore[no-untyped-def]
-    x, dy, dw, db, has_bias, group, kw, rows, stride, pad, dilation, u,
+    x, dy, dw, db, has_bias, group, kw, rows, stride, pad, dilation, u, places,
     piece, keep_w, keep_b, o_begin, o_end, begin, end,
 ):
     """Set or add to the gradients of the filters [o_begin, o_end) from the images [begin, end).
+
+    Here U is unfolded along rows only: the kernel's columns are the same row read from different
+    places. The product is dW^T += U dy^T with dy transposed, so that no sum is spread over lanes.
 
     Parameters
     ----------
@@ -246,53 +346,58 @@ def conv_backward_weights_unfold(  # type: ignore[no-untyped-def]
     group, kw : int
     rows, stride, pad, dilation
         As in `conv_forward_unfold`.
-    u : array (backward_weights_scratch(C / group, Q * KW, R * OW),)
+    u, places : array, array of int64
+        As large as `backward_weights_scratch` says.
     keep_w, keep_b : real
         Where 0, what dw or db holds is overwritten, else added to.
     """
+    lanes = lanes_of(x)
     channels, filters = x.shape[1] // group, dy.shape[1] // group
     taps = rows.shape[0] * kw
-    depth = channels * taps
-    pixels = dy.shape[2] * dy.shape[3]
-    lanes = lanes_of(x)
-    together = max(1, _CONTRACTION // pixels)  # images in one contraction
-    chunk = min(pixels, _CONTRACTION)
-    segment = (chunk + 2 * lanes - 1) // lanes * lanes
-    u_row = together * segment
-    block = min(channels, u.shape[0] // (taps * u_row))
-    if keep_w == 0:
-        for i in range(o_begin * depth, o_end * depth):
-            dw[piece, i] = 0
-    if has_bias and keep_b == 0:
+    ow = dy.shape[3]
+    pixels = dy.shape[2] * ow
+    chunk = min(dy.shape[2], max(1, _CONTRACTION // ow))
+    padded = x.shape[3] + 2 * pad
+    width = nn_vectors(x) * lanes
+    block = min(channels, max(1, _DEPTH // taps))
+    dy_start = block * taps * width
+    u_start = dy_start + (chunk * ow + lanes) * width
+    for i in range(block * taps):
+        places[i] = u_start + i // kw * chunk * padded + i % kw * dilation
+    if has_bias:
         for o in range(o_begin, o_end):
-            db[piece, o] = 0
-    for n in range(begin, end, together):
-        images = min(together, end - n)
-        for p in range(0, pixels, chunk):
-            length = min(chunk, pixels - p)
-            if has_bias:
-                for i in range(n, n + images):
-                    for o in range(o_begin, o_end):
-                        source = (i * dy.shape[1] + o) * pixels + p
-                        add_sum(db, piece * dy.shape[1] + o, dy, source, length)
-            for g in range(group):
-                first = max(o_begin, g * filters)
-                last = min(o_end, (g + 1) * filters)
-                if first >= last:
-                    continue
-                for c in range(0, channels, block):
-                    c_end = min(c + block, channels)
-                    for i in range(images):
-                        _unfold(
-                            x, n + i, g * channels + c, g * channels + c_end, rows, kw, stride,
-                            pad, dilation, dy.shape[3], p, p + length, u, i * segment, u_row,
+            if keep_b == 0:
+                db[piece, o] = 0
+            for n in range(begin, end):
+                add_sum(db, piece * dy.shape[1] + o, dy, (n * dy.shape[1] + o) * pixels, pixels)
+    for g in range(group):
+        last = min(o_end, (g + 1) * filters)
+        for o in range(max(o_begin, g * filters), last, width):
+            count = min(width, last - o)
+            for c in range(0, channels, block):
+                c_end = min(c + block, channels)
+                depth = (c_end - c) * taps
+                for i in range(depth * width):
+                    u[i] = 0
+                for n in range(begin, end):
+                    for r in range(0, dy.shape[2], chunk):
+                        r_end = min(r + chunk, dy.shape[2])
+                        _gather_rows(
+                            x, n, g * channels + c, g * channels + c_end, rows, r, r_end, pad,
+                            padded, u, u_start, chunk * padded,
                         )
-                    multiply_nt(
-                        dy, (n * dy.shape[1] + first) * pixels + p, pixels, dy.shape[1] * pixels,
-                        u, 0, u_row, segment,
-                        dw, piece * dw.shape[1] + first * depth + c * taps, depth,
-                        last - first, (c_end - c) * taps, length, images,
-                    )
+                        _transpose(
+                            u, dy_start, width, dy, (n * dy.shape[1] + o) * pixels + r * ow, pixels,
+                            count, (r_end - r) * ow, 0,
+                        )
+                        multiply_scattered(
+                            u, places, padded, stride, u, dy_start, width, u, 0, width,
+                            depth, count, ow, r_end - r,
+                        )
+                _transpose(
+                    dw, piece * dw.shape[1] + o * channels * taps + c * taps, channels * taps,
+                    u, 0, width, depth, count, keep_w != 0,
+                )
 
 
 @kernel(

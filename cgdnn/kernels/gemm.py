@@ -54,26 +54,28 @@ def nt_rows(e: Emitter, x: Any) -> int:
     return 4 if _many_registers() else 2
 
 
-@emitted
-def _nn_tile(  # type: ignore[no-untyped-def]
-    e, a, a_start, a_row, a_k, rows, b, b_start, b_row, columns, c, c_start, c_row, depth,
-    start, bias, bias_start,
+def _emit_broadcast_tile(  # type: ignore[no-untyped-def]
+    e, a_row, rows, b, b_row, columns, c, c_row, begin, segments, a_segment, depth, a_k
 ):
-    """C[rows x columns] = start + sum over k < depth of A[., k] B[k, .]; all numbers are int64."""
+    """Emit C[rows x columns] = begin + sum over s < segments, k < depth of A[., s, k] B[s, k, .].
+
+    Parameters
+    ----------
+    a_row : callable
+        From the number of a row of the tile, an IR value, to the pointer of that row of A.
+    begin : callable
+        Given the sums, the row numbers, the pointers into C and the masks of the vectors, emits
+        what the sums begin with where that is not 0.
+    """
     build = e.builder
     most_rows, most_vectors = _nn_shape()
     last_lane = build.sub(columns, e.integer(1))
     vectors = build.sdiv(last_lane, e.integer(e.lanes))  # less one
-    tail = build.sub(columns, build.mul(vectors, e.integer(e.lanes)))
-    mask = e.mask(e.integer(0), tail)
-    extra_rows = build.sub(rows, e.integer(_NN_LEAST_ROWS))
-    extra_rows = build.select(
-        build.icmp_signed("<", extra_rows, e.integer(0)), e.integer(0), extra_rows
-    )
-    variant = build.add(build.mul(extra_rows, e.integer(most_vectors)), vectors)
-    a, b, c = e.at(a, a_start), e.at(b, b_start), e.at(c, c_start)
-    bias = e.at(bias, bias_start)
+    mask = e.first_lanes(build.sub(columns, build.mul(vectors, e.integer(e.lanes))))
+    extra = build.sub(rows, e.integer(_NN_LEAST_ROWS))
+    extra = build.select(build.icmp_signed("<", extra, e.integer(0)), e.integer(0), extra)
     last_row = build.sub(rows, e.integer(1))
+    variant = build.add(build.mul(extra, e.integer(most_vectors)), vectors)
     with e.cases(variant, (most_rows - _NN_LEAST_ROWS + 1) * most_vectors) as each:
         for case in each:
             mr, nv = case // most_vectors + _NN_LEAST_ROWS, case % most_vectors + 1
@@ -82,30 +84,68 @@ def _nn_tile(  # type: ignore[no-untyped-def]
                 numbers = [e.smaller(number, last_row) for number in numbers]
             masks = [None] * (nv - 1) + [mask]
             places = [e.integer(v * e.lanes) for v in range(nv)]
-            a_rows = [e.at(a, build.mul(number, a_row)) for number in numbers]
+            a_rows = [a_row(number) for number in numbers]
             c_rows = [e.at(c, build.mul(number, c_row)) for number in numbers]
-            sums = [[e.variable(e.zero()) for _ in range(nv)] for _ in range(mr)]
-            with build.if_then(build.icmp_signed("==", start, e.integer(KEEP))):
-                for m in range(mr):
-                    for v in range(nv):
-                        build.store(e.load(e.at(c_rows[m], places[v]), masks[v]), sums[m][v])
-            with build.if_then(build.icmp_signed("==", start, e.integer(BIAS))):
-                for m in range(mr):
-                    first = e.splat(e.scalar(e.at(bias, numbers[m])))
-                    for v in range(nv):
-                        build.store(first, sums[m][v])
-            with e.loop(depth) as k:
-                a_k_offset = build.mul(k.index, a_k)
-                b_k = e.at(b, build.mul(k.index, b_row))
-                right = [e.load(e.at(b_k, places[v]), masks[v]) for v in range(nv)]
-                for m in range(mr):
-                    left = e.splat(e.scalar(e.at(a_rows[m], a_k_offset)))
-                    for v in range(nv):
-                        total = e.multiply_add(left, right[v], build.load(sums[m][v]))
-                        build.store(total, sums[m][v])
-            for m in range(mr):
-                for v in range(nv):
-                    e.store(build.load(sums[m][v]), e.at(c_rows[m], places[v]), masks[v])
+            tile = [(m, v) for m in range(mr) for v in range(nv)]
+            targets = {(m, v): e.at(c_rows[m], places[v]) for m, v in tile}
+            sums = {(m, v): e.variable(e.zero()) for m, v in tile}
+            begin(sums, numbers, targets, masks)
+            with e.loop(segments) as s:
+                a_s = build.mul(s.index, a_segment)
+                b_s = e.at(b, build.mul(build.mul(s.index, depth), b_row))
+                with e.loop(depth) as k:
+                    a_offset = build.add(a_s, build.mul(k.index, a_k))
+                    b_k = e.at(b_s, build.mul(k.index, b_row))
+                    right = [e.load(e.at(b_k, places[v]), masks[v]) for v in range(nv)]
+                    for m in range(mr):
+                        left = e.splat(e.scalar(e.at(a_rows[m], a_offset)))
+                        for v in range(nv):
+                            total = e.multiply_add(left, right[v], build.load(sums[m, v]))
+                            build.store(total, sums[m, v])
+            for m, v in tile:
+                e.store(build.load(sums[m, v]), targets[m, v], masks[v])
+
+
+@emitted
+def _nn_tile(  # type: ignore[no-untyped-def]
+    e, a, a_start, a_row, a_k, rows, b, b_start, b_row, columns, c, c_start, c_row, depth,
+    start, bias, bias_start,
+):
+    """C[rows x columns] = start + sum over k < depth of A[., k] B[k, .]; all numbers are int64."""
+    build = e.builder
+    a, bias = e.at(a, a_start), e.at(bias, bias_start)
+
+    def begin(sums, numbers, targets, masks):  # type: ignore[no-untyped-def]
+        with build.if_then(build.icmp_signed("==", start, e.integer(KEEP))):
+            for (m, v), slot in sums.items():
+                build.store(e.load(targets[m, v], masks[v]), slot)
+        with build.if_then(build.icmp_signed("==", start, e.integer(BIAS))):
+            firsts = [e.splat(e.scalar(e.at(bias, number))) for number in numbers]
+            for (m, _), slot in sums.items():
+                build.store(firsts[m], slot)
+
+    _emit_broadcast_tile(
+        e, lambda number: e.at(a, build.mul(number, a_row)), rows, e.at(b, b_start), b_row,
+        columns, e.at(c, c_start), c_row, begin, e.integer(1), e.integer(0), depth, a_k,
+    )
+
+
+@emitted
+def _nn_tile_scattered(  # type: ignore[no-untyped-def]
+    e, a, places, places_start, a_segment, a_k, rows, b, b_start, b_row, columns,
+    c, c_start, c_row, depth, segments,
+):
+    """C[rows x columns] += sum over s < segments, k < depth of A[., s, k] B[s, k, .]."""
+    places = e.at(places, places_start)
+
+    def begin(sums, numbers, targets, masks):  # type: ignore[no-untyped-def]
+        for (m, v), slot in sums.items():
+            e.builder.store(e.load(targets[m, v], masks[v]), slot)
+
+    _emit_broadcast_tile(
+        e, lambda number: e.at(a, e.scalar(e.at(places, number))), rows, e.at(b, b_start), b_row,
+        columns, e.at(c, c_start), c_row, begin, segments, a_segment, depth, a_k,
+    )
 
 
 @emitted
@@ -129,7 +169,7 @@ def _nt_tile(  # type: ignore[no-untyped-def]
     whole = build.sdiv(length, e.integer(e.lanes))
     done = build.mul(whole, e.integer(e.lanes))
     tail = build.sub(length, done)
-    tail_mask = e.mask(e.integer(0), tail)
+    tail_mask = e.first_lanes(tail)
 
     def step(a_offset, b_offset, mask):  # type: ignore[no-untyped-def]
         right = [e.load(e.at(b_rows[j], b_offset), mask) for j in range(nc)]
@@ -157,7 +197,7 @@ def _nt_tile(  # type: ignore[no-untyped-def]
             first = m * nc + j
             source = totals[first // e.lanes]
             part = e.shuffle(source, source, [first % e.lanes + i for i in range(width)])
-            mask = e.mask(e.integer(0), build.sub(columns, e.integer(j)), width)
+            mask = e.first_lanes(build.sub(columns, e.integer(j)), width)
             place = e.at(c_rows[m], e.integer(j))
             stores.append((build.fadd(e.load(place, mask), part), place, mask))
     for value, place, mask in stores:  # after every load: repeated rows must not add twice
@@ -199,6 +239,31 @@ def multiply_nn(  # type: ignore[no-untyped-def]
                 c, c_start + top * c_row + left, c_row, depth,
                 start, bias, bias_start + top,
             )
+
+
+@device
+def multiply_scattered(  # type: ignore[no-untyped-def]
+    a, places, a_segment, a_k, b, b_start, b_row, c, c_start, c_row, m, n, depth, segments
+):
+    """Add A B to C, where the rows of A begin anywhere and are made of segments.
+
+    Parameters
+    ----------
+    a, b, c : arrays of the run's type
+        Element k of segment s of row i of A is ``a.flat[places[i] + s * a_segment + k * a_k]``; it
+        meets row s * depth + k of B. B and C are as in `multiply_nn`; n is at most one tile.
+    places : array of int64
+    depth, segments : int
+        Elements in a segment, and segments in a row.
+    """
+    row_tiles = (m + nn_rows(c) - 1) // nn_rows(c)
+    for row_tile in range(row_tiles):
+        top = m * row_tile // row_tiles
+        bottom = m * (row_tile + 1) // row_tiles
+        _nn_tile_scattered(
+            a, places, top, a_segment, a_k, bottom - top, b, b_start, b_row, n,
+            c, c_start + top * c_row, c_row, depth, segments,
+        )
 
 
 @device

@@ -95,18 +95,23 @@ class Emitter:
             a, b, ir.Constant(ir.VectorType(_I32, len(lanes)), list(lanes))
         )
 
-    def mask(self, low: Any, high: Any, lanes: int | None = None) -> Any:
-        """Return the mask that is on in the lanes low <= lane < high (int64, any sign)."""
+    def lane_numbers(self, first: Any, lanes: int | None = None) -> Any:
+        """Return first + 0, first + 1, ... as a vector of int32."""
         kind = ir.VectorType(_I32, lanes or self.lanes)
-        number = ir.Constant(kind, list(range(kind.count)))
+        numbers = ir.Constant(kind, list(range(kind.count)))
+        return self.builder.add(numbers, self.splat(self.builder.trunc(first, _I32), kind.count))
 
-        def narrow(bound: Any) -> Any:
-            return self.splat(self.builder.trunc(bound, _I32), kind.count)
+    def within(self, numbers: Any, bound: Any) -> Any:
+        """Return the mask of 0 <= numbers < bound, for a vector of int32 and bound >= 0."""
+        limit = self.splat(self.builder.trunc(bound, _I32), numbers.type.count)
+        return self.builder.icmp_unsigned("<", numbers, limit)
 
-        below = self.builder.icmp_signed("<", number, narrow(high))
-        if isinstance(low, ir.Constant) and low.constant == 0:
-            return below
-        return self.builder.and_(below, self.builder.icmp_signed(">=", number, narrow(low)))
+    def first_lanes(self, count: Any, lanes: int | None = None) -> Any:
+        """Return the mask of the first `count` lanes: none where it is negative."""
+        kind = ir.VectorType(_I32, lanes or self.lanes)
+        numbers = ir.Constant(kind, list(range(kind.count)))
+        limit = self.splat(self.builder.trunc(count, _I32), kind.count)
+        return self.builder.icmp_signed("<", numbers, limit)
 
     def scalar(self, pointer: Any) -> Any:
         """Load one element."""
@@ -176,6 +181,22 @@ class Emitter:
             ]
             width = half
         return vectors[0]
+
+    def transposed(self, vectors: Sequence[Any]) -> list[Any]:
+        """Return the transpose of a square of vectors."""
+        vectors = list(vectors)
+        width = 1
+        while width < self.lanes:
+            lanes = range(self.lanes)
+            low = [i if not i & width else self.lanes + i - width for i in lanes]
+            high = [i + width if not i & width else self.lanes + i for i in lanes]
+            for i in lanes:
+                if not i & width:
+                    a, b = vectors[i], vectors[i + width]
+                    vectors[i] = self.shuffle(a, b, low)
+                    vectors[i + width] = self.shuffle(a, b, high)
+            width *= 2
+        return vectors
 
     @contextmanager
     def cases(self, number: Any, count: int) -> Iterator[Iterator[int]]:
@@ -265,13 +286,28 @@ def lanes_of(e: Emitter, x: Any) -> int:
 
 
 @emitted
-def copy_window(e, y, y_start, x, x_start, low, high):  # type: ignore[no-untyped-def]
-    """Copy one vector, y[y_start + i] = x[x_start + i] for low <= i < high, else 0.
+def transpose_block(  # type: ignore[no-untyped-def]
+    e, y, y_start, y_row, x, x_start, x_row, rows, columns, keep
+):
+    """Set, or with `keep` add to, y[j, i] = x[i, j] for i < rows, j < columns: at most a vector.
 
-    All lanes of y are written; only the lanes in range are read from x.
+    Element [i, j] of x is ``x.flat[x_start + i * x_row + j]``, and of y likewise.
     """
-    value = e.load(e.at(x, x_start), e.mask(low, high))
-    e.store(value, e.at(y, y_start))
+    build = e.builder
+    x, y = e.at(x, x_start), e.at(y, y_start)
+    inside, last = e.first_lanes(columns), build.sub(rows, e.integer(1))
+    numbers = [e.integer(i) for i in range(e.lanes)]
+    sources = [e.at(x, build.mul(e.smaller(i, last), x_row)) for i in numbers]
+    vectors = e.transposed([e.load(source, inside) for source in sources])
+    mask = e.first_lanes(rows)
+    keeps = build.icmp_signed("!=", keep, e.integer(0))
+    for number, vector in zip(numbers, vectors, strict=True):
+        with build.if_then(build.icmp_signed("<", number, columns)):
+            place = e.at(y, build.mul(number, y_row))
+            slot = e.variable(vector)
+            with build.if_then(keeps):
+                build.store(build.fadd(e.load(place, mask), vector), slot)
+            e.store(build.load(slot), place, mask)
 
 
 @emitted
@@ -292,7 +328,7 @@ def add_sum(e, y, y_index, x, x_start, length):  # type: ignore[no-untyped-def]
     done = build.mul(blocks, e.integer(4 * lanes))
     for i in range(4):
         start = build.add(done, e.integer(i * lanes))
-        add(i, e.load(e.at(x, start), e.mask(e.integer(0), build.sub(length, start))))
+        add(i, e.load(e.at(x, start), e.first_lanes(build.sub(length, start))))
     total = build.fadd(
         build.fadd(build.load(partial[0]), build.load(partial[1])),
         build.fadd(build.load(partial[2]), build.load(partial[3])),

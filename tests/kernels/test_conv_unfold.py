@@ -47,7 +47,10 @@ class Case:
         pixels = self.rows.shape[1] * ow
         inputs = channels // group
         self.u = np.full(kernels.forward_scratch(inputs, taps), np.nan, dtype)
-        self.uw = np.full(kernels.backward_weights_scratch(inputs, taps, pixels), np.nan, dtype)
+        size, places = kernels.backward_weights_scratch(
+            inputs, taps, kw, self.dy.shape[2:], self.x.shape[3] + 2 * pad
+        )
+        self.uw = (np.full(size, np.nan, dtype), np.empty(places, np.int64))
         self.du = np.full(kernels.backward_data_scratch(inputs, taps, pixels), np.nan, dtype)
         self.tolerance = 1e-4 if dtype == "float32" else 1e-11
 
@@ -95,7 +98,7 @@ def test_backward_weights(case, accumulate):
     untouched = dw[0].copy(), db[0].copy()
     kernels.conv_backward_weights_unfold(
         *(case.x, case.dy, dw, db, 1, case.group, case.w.shape[3]),
-        *(case.rows, *case.last, case.uw, 1, accumulate, accumulate, 0, outputs, 0, n),
+        *(case.rows, *case.last, *case.uw, 1, accumulate, accumulate, 0, outputs, 0, n),
     )
     reference.backward_weights(case.x, case.dy, want_w, want_b, case.rows, *case.last)
     near(case, dw[1].reshape(want_w.shape), want_w)
@@ -122,7 +125,7 @@ def test_weights_of_a_range_of_filters(dtype):
     want_w, want_b = np.zeros(case.w.shape), np.zeros(9)
     kernels.conv_backward_weights_unfold(
         *(case.x, case.dy, dw, db, 1, case.group, case.w.shape[3]),
-        *(case.rows, *case.last, case.uw, 0, 0.0, 0.0, 2, 7, 0, 2),
+        *(case.rows, *case.last, *case.uw, 0, 0.0, 0.0, 2, 7, 0, 2),
     )
     reference.backward_weights(case.x, case.dy, want_w, want_b, case.rows, *case.last)
     dw = dw.reshape(case.w.shape)
