@@ -8,6 +8,7 @@ counter of random numbers) are patched into their slots by name.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,15 @@ def bind(program: Program, state: State, workers: int) -> BoundProgram:
         buffer = use.buffer
         return (buffer.rows, *buffer.shape) if buffer.kind == "partial" else buffer.shape
 
+    def array_of(use: Use) -> Array:
+        base = root(use.buffer)
+        assert base.kind != "scratch", f"{base.name}: a Python step can make arrays of its own"
+        if base not in program.places:
+            return state.array(base).reshape(shape_of(use))
+        start, dtype = program.places[base], state.numpy_type(base)
+        stop = start + prod(shape_of(use)) * dtype.itemsize
+        return arena[start:stop].view(dtype).reshape(shape_of(use))
+
     def number(task: Task, argument: Argument, declared: Declared) -> int:
         if isinstance(argument, Slot):
             if argument.name in ("begin", "end", "piece"):
@@ -186,10 +196,7 @@ def bind(program: Program, state: State, workers: int) -> BoundProgram:
                     assert declared in (INT, REAL), (task.name, declared)
                     memory.append(number(task, argument, declared))
         else:
-            arguments = [
-                state.array(root(a.buffer)).reshape(shape_of(a)) if isinstance(a, Use) else a
-                for a in step.arguments
-            ]
+            arguments = [array_of(a) if isinstance(a, Use) else a for a in step.arguments]
             entries.append(python.add(index, step.kernel, arguments))
             memory.append(index)
     slots = np.array(memory, np.int64)
