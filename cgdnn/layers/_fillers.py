@@ -145,6 +145,21 @@ def check_fillers(node: Node) -> None:
             raise DescriptionError(f"{node.at(*path)}: {node.label}: {problem}")
 
 
+def check_filler_fits(node: Node, filler: FillerParameter, shape: Shape) -> None:
+    """Check that a filler of a layer's description can fill `shape`.
+
+    Raises
+    ------
+    DescriptionError
+        It cannot.
+    """
+    try:
+        filling(filler, shape)
+    except DescriptionError as error:
+        path = next(path for path, other in _fillers_in(node.param, ()) if other == filler)
+        raise DescriptionError(f"{node.at(*path)}: {node.label}: {error}") from error
+
+
 def _fillers_in(
     message: Message, path: tuple[str | int, ...]
 ) -> Iterator[tuple[tuple[str | int, ...], FillerParameter]]:

@@ -19,7 +19,7 @@ from cgdnn.layers._base import (
     exactly,
     write_all,
 )
-from cgdnn.layers._fillers import filling
+from cgdnn.layers._fillers import check_filler_fits, filling
 from cgdnn.proto.cgdnn_pb2 import BlobShape, DummyDataParameter, FillerParameter
 
 
@@ -83,11 +83,15 @@ class DummyData(Layer):
         ]
         self._filled: dict[int, int] = {}
         if any(legacy):
-            return [self._legacy_shape(param, top) for top in tops]
-        return [
-            _blob_shape(self, _one_each(self, param.shape, top, "dummy_data_param", "shape"))
-            for top in tops
-        ]
+            shapes = [self._legacy_shape(param, top) for top in tops]
+        else:
+            shapes = [
+                _blob_shape(self, _one_each(self, param.shape, top, "dummy_data_param", "shape"))
+                for top in tops
+            ]
+        for filler, shape in zip(self._fillers, shapes, strict=True):
+            check_filler_fits(self.node, filler, shape)
+        return shapes
 
     def _legacy_shape(self, param: DummyDataParameter, top: int) -> Shape:
         return tuple(

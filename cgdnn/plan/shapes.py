@@ -13,6 +13,7 @@ from math import prod
 
 from cgdnn.errors import DescriptionError
 from cgdnn.layers._base import Buffer, DataLayer, Layer, Parameter, Shape
+from cgdnn.layers._fillers import check_filler_fits
 from cgdnn.layers._registry import make_layer
 from cgdnn.netdef.graph import Graph, Node
 from cgdnn.proto.cgdnn_pb2 import ParamSpec
@@ -50,8 +51,18 @@ class PlannedParam:
     declared: Parameter
     data: Buffer
     diff: Buffer
-    lr_mult: float
-    decay_mult: float
+    spec: ParamSpec
+    """Its own copy, with what the layers that share it say."""
+
+    @property
+    def lr_mult(self) -> float:
+        """What the solver's rate is multiplied by."""
+        return self.spec.lr_mult
+
+    @property
+    def decay_mult(self) -> float:
+        """What the solver's weight decay is multiplied by."""
+        return self.spec.decay_mult
 
     @property
     def label(self) -> str:
@@ -216,7 +227,11 @@ def _add_params(
         )
     indices = []
     for index, parameter in enumerate(declared):
-        spec = specs[index] if index < len(specs) else ParamSpec()
+        spec = ParamSpec()
+        if index < len(specs):
+            spec.CopyFrom(specs[index])
+        if parameter.filler is not None:
+            check_filler_fits(node, parameter.filler, parameter.shape)
         if spec.name and spec.name in shared:
             owner = params[shared[spec.name]]
             _check_shared(layer, owner, parameter, spec)
@@ -234,8 +249,7 @@ def _add_params(
                 parameter,
                 Buffer(label, parameter.shape, kind="param"),
                 Buffer(f"{label}.diff", parameter.shape, kind="param_diff"),
-                spec.lr_mult,
-                spec.decay_mult,
+                spec,
             )
         )
     return indices
@@ -268,14 +282,14 @@ def _check_shared(layer: Layer, owner: PlannedParam, parameter: Parameter, spec:
         )
     for name in ("lr_mult", "decay_mult"):
         if spec.HasField(name):
-            mine, theirs = getattr(spec, name), getattr(owner, name)
-            if mine != theirs and theirs != 1:
+            mine, theirs = getattr(spec, name), getattr(owner.spec, name)
+            if owner.spec.HasField(name) and mine != theirs:
                 raise layer.error(
-                    f'shared parameter "{spec.name}" has {name} {mine}, but {theirs} in layer '
+                    f'shared parameter "{spec.name}" has {name} {mine:g}, but {theirs:g} in layer '
                     f'"{owner.layer}". Give it in one place only.',
                     "param",
                 )
-            setattr(owner, name, mine)
+            setattr(owner.spec, name, mine)
 
 
 def _loss_weights(layer: Layer, node: Node) -> list[float]:
