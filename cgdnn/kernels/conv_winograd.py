@@ -30,20 +30,18 @@ from dataclasses import dataclass
 
 from cgdnn import machine
 from cgdnn.kernels._jit import INT, REAL, array, device, kernel, scratch
+from cgdnn.kernels.relay import fill_zero, from_lanes, to_lanes
 from cgdnn.kernels.vector import lanes_of
 from cgdnn.kernels.winograd_points import OUTPUTS, TAPS
 from cgdnn.kernels.winograd_tiles import (
     add_vectors,
-    fill_zero,
     filters_to_panel,
-    from_lanes,
     multiply_blocks,
     panel_columns,
     panel_to_filters,
     panel_vectors,
     tiles_from_plane,
     tiles_to_plane,
-    to_lanes,
 )
 
 FORWARD, FLIPPED, TRANSPOSED = 0, 1, 2

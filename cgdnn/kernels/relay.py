@@ -1,0 +1,85 @@
+"""Bring channels of N, C, H, W images into the lanes of vectors, and back.
+
+Convolution kernels work on scratch whose innermost axis is L channels, the lanes of one vector:
+[block of channels][row][column][L], with zeros around. A row is re-laid by transposing squares of L
+channels by L columns in registers.
+"""
+
+from __future__ import annotations
+
+from cgdnn.kernels.vector import emitted
+
+
+@emitted
+def to_lanes(e, x, x_start, x_row, channels, plane, plane_start, columns):  # type: ignore[no-untyped-def]
+    """Copy `columns` elements of each of some channels to vectors, one for each column.
+
+    Lane c of vector j is ``x.flat[x_start + c * x_row + j]``, or 0 for c >= `channels`. Up to
+    L - 1 vectors beyond the last one are overwritten.
+    """
+    build = e.builder
+    lanes = e.integer(e.lanes)
+    x, plane = e.at(x, x_start), e.at(plane, plane_start)
+    groups = build.sdiv(build.add(columns, e.integer(e.lanes - 1)), lanes)
+    with e.loop(groups) as group:
+        first = build.mul(group.index, lanes)
+        left = build.sub(columns, first)
+        sources = [e.at(x, first, build.mul(e.integer(i), x_row)) for i in range(e.lanes)]
+        target = e.at(plane, build.mul(first, lanes))
+
+        def copy(masks):  # type: ignore[no-untyped-def]
+            rows = [e.load(p, m) for p, m in zip(sources, masks, strict=True)]
+            for i, vector in enumerate(e.transposed(rows)):
+                e.store(vector, e.at(target, e.integer(i * e.lanes)))
+
+        whole = build.icmp_signed(">=", e.smaller(left, channels), lanes)
+        with build.if_else(whole) as (yes, no):
+            with yes:
+                copy([None] * e.lanes)
+            with no:
+                counts = [
+                    build.select(build.icmp_signed("<", e.integer(i), channels), left, e.integer(0))
+                    for i in range(e.lanes)
+                ]
+                copy([e.first_lanes(count) for count in counts])
+
+
+@emitted
+def from_lanes(  # type: ignore[no-untyped-def]
+    e, plane, plane_start, y, y_start, y_row, channels, columns, keep
+):
+    """Copy vectors, one for each column, to the rows of `channels` channels.
+
+    ``y.flat[y_start + c * y_row + j]`` gets lane c of vector j, added to it if `keep` is not 0.
+    Vectors beyond the last one are read.
+    """
+    build = e.builder
+    lanes = e.integer(e.lanes)
+    plane, y = e.at(plane, plane_start), e.at(y, y_start)
+    groups = build.sdiv(build.add(columns, e.integer(e.lanes - 1)), lanes)
+    adds = build.icmp_signed("!=", keep, e.integer(0))
+    with e.loop(groups) as group:
+        first = build.mul(group.index, lanes)
+        left = build.sub(columns, first)
+        source = e.at(plane, build.mul(first, lanes))
+        targets = [e.at(y, first, build.mul(e.integer(i), y_row)) for i in range(e.lanes)]
+        rows = e.transposed([e.load(e.at(source, e.integer(i * e.lanes))) for i in range(e.lanes)])
+        whole = build.icmp_signed(">=", e.smaller(left, channels), lanes)
+        with build.if_else(build.and_(whole, build.not_(adds))) as (yes, no):
+            with yes:
+                for vector, target in zip(rows, targets, strict=True):
+                    e.store(vector, target)
+            with no:
+                for i, (vector, target) in enumerate(zip(rows, targets, strict=True)):
+                    exists = build.icmp_signed("<", e.integer(i), channels)
+                    mask = e.first_lanes(build.select(exists, left, e.integer(0)))
+                    old = e.load(target, build.and_(mask, e.splat(adds)))
+                    e.store(build.fadd(vector, old), target, mask)
+
+
+@emitted
+def fill_zero(e, plane, start, count):  # type: ignore[no-untyped-def]
+    """Set `count` vectors to zero."""
+    plane = e.at(plane, start)
+    with e.loop(count) as i:
+        e.store(e.zero(), e.at(plane, e.builder.mul(i.index, e.integer(e.lanes))))
