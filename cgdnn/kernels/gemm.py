@@ -91,14 +91,13 @@ def _emit_broadcast_tile(  # type: ignore[no-untyped-def]
             sums = {(m, v): e.variable(e.zero()) for m, v in tile}
             begin(sums, numbers, targets, masks)
             with e.loop(segments) as s:
-                a_s = build.mul(s.index, a_segment)
+                offset = build.mul(s.index, a_segment)
+                a_s = [(e.at(row, offset), a_k) for row in a_rows]
                 b_s = e.at(b, build.mul(build.mul(s.index, depth), b_row))
-                with e.loop(depth) as k:
-                    a_offset = build.add(a_s, build.mul(k.index, a_k))
-                    b_k = e.at(b_s, build.mul(k.index, b_row))
+                with e.sweep(depth, (b_s, b_row), *a_s) as (b_k, *a_k_rows):
                     right = [e.load(e.at(b_k, places[v]), masks[v]) for v in range(nv)]
                     for m in range(mr):
-                        left = e.splat(e.scalar(e.at(a_rows[m], a_offset)))
+                        left = e.splat(e.scalar(a_k_rows[m]))
                         for v in range(nv):
                             total = e.multiply_add(left, right[v], build.load(sums[m, v]))
                             build.store(total, sums[m, v])

@@ -76,6 +76,35 @@ class Emitter:
         """Open a loop over [0, count); yields an object with `index`."""
         return cgutils.for_range(self.builder, count)
 
+    @contextmanager
+    def sweep(self, count: Any, *pointers: tuple[Any, Any]) -> Iterator[list[Any]]:
+        """Open a loop of `count` rounds; yields pointers that advance by a step each round.
+
+        Loops that must not waste instructions on addresses use this instead of `loop`.
+        """
+        build = self.builder
+        before = build.block
+        head = build.append_basic_block("sweep")
+        body = build.append_basic_block("round")
+        after = build.append_basic_block("swept")
+        build.branch(head)
+        build.position_at_end(head)
+        left = build.phi(_I64)
+        moving = [build.phi(start.type) for start, _ in pointers]
+        left.add_incoming(count, before)
+        for phi, (start, _) in zip(moving, pointers, strict=True):
+            phi.add_incoming(start, before)
+        build.cbranch(build.icmp_signed(">", left, self.integer(0)), body, after)
+        build.position_at_end(body)
+        # LLVM unrolls no loop with a call in it; unrolling would only make code large.
+        build.asm(ir.FunctionType(ir.VoidType(), []), "", "", [], side_effect=True)
+        yield moving
+        for phi, (_, step) in zip(moving, pointers, strict=True):
+            phi.add_incoming(build.gep(phi, [step]), build.block)
+        left.add_incoming(build.sub(left, self.integer(1)), build.block)
+        build.branch(head)
+        build.position_at_end(after)
+
     def variable(self, value: Any) -> Any:
         """Return a stack slot that holds `value`; LLVM turns it into a register."""
         slot = cgutils.alloca_once(self.builder, value.type)

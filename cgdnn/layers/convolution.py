@@ -339,16 +339,23 @@ class Convolution(Layer):
     ) -> Step:
         param = self.node.param.convolution_param
         bias = param.bias_term and operands.learn[1]
-        scratch = kernels.backward_weights_scratch(*self._block())
+        columns = self._columns
+        size, places = kernels.backward_weights_scratch(
+            *self._block()[:2],
+            columns.kernel,
+            self._top_view[2:],
+            columns.size + 2 * columns.pad,
+        )
         return Step(
             kernels.conv_backward_weights_unfold,
             [
                 *arrays,
                 int(bias),
                 param.group,
-                self._columns.kernel,
+                columns.kernel,
                 *self._geometry(operands),
-                operands.scratch("u", (scratch,)),
+                operands.scratch("u", (size,)),
+                operands.scratch("places", (places,), "int64"),
                 *numbers,
             ],
             extent,
