@@ -489,13 +489,12 @@ class Net:
         DataError
             The file is no caffemodel, or is torn.
         RunError
-            A shape does not fit, or no layer matches.
+            A shape does not fit, or no layer matches; no weight has changed.
         """
         stored = read_weights(path)
-        copied = []
-        for name, blobs in self.params.items():
-            if name not in stored:
-                continue
+        copied = [name for name in self.params if name in stored]
+        for name in copied:
+            blobs = self.params[name]
             if len(stored[name]) != len(blobs):
                 raise RunError(
                     f'{path}: layer "{name}" has {len(stored[name])} blobs, expected {len(blobs)}. '
@@ -507,13 +506,14 @@ class Net:
                         f"{path}: {blob.name} has shape {value.shape}, expected {blob.shape}. "
                         "Use weights of the same net, or rename the layer to start it afresh."
                     )
-                blob.data[...] = value.reshape(blob.shape)
-            copied.append(name)
         if not copied:
             raise RunError(
                 f"{path}: no layer of the file ({', '.join(stored) or 'none'}) is in the net "
                 f"({', '.join(self.params) or 'no parameters'}). Use weights of this net."
             )
+        for name in copied:  # only now that everything fits
+            for blob, value in zip(self.params[name], stored[name], strict=True):
+                blob.data[...] = value.reshape(blob.shape)
         return copied
 
     def save(self, path: str | os.PathLike[str]) -> None:
