@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from cgdnn.errors import UsageError
@@ -35,7 +36,7 @@ class Blob:
 
     @data.setter
     def data(self, value: npt.ArrayLike) -> None:
-        self._fetch("data")[...] = value
+        self.assign("data", value)
 
     @property
     def diff(self) -> Array:
@@ -44,7 +45,32 @@ class Blob:
 
     @diff.setter
     def diff(self, value: npt.ArrayLike) -> None:
-        self._fetch("diff")[...] = value
+        self.assign("diff", value)
+
+    def assign(self, kind: str, value: npt.ArrayLike) -> None:
+        """Copy numbers of exactly this shape into "data" or "diff".
+
+        Raises
+        ------
+        UsageError
+            `value` is of another shape (nothing is broadcast), or holds no real numbers.
+        """
+        target = self._fetch(kind)
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise UsageError(f'blob "{self.name}": got no array: {error}.') from error
+        if array.shape != target.shape:
+            raise UsageError(
+                f'blob "{self.name}": got an array of shape {array.shape}, expected '
+                f"{target.shape}. To change the shape, call reshape on the input blob first."
+            )
+        if array.dtype.kind not in "fiub":
+            raise UsageError(
+                f'blob "{self.name}": got an array of {array.dtype}, expected real numbers. '
+                "Convert it first."
+            )
+        target[...] = array
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ from cgdnn.runtime.blob import Array, Blob
 from cgdnn.runtime.python_task import FAILED
 from cgdnn.runtime.serial import run_serial
 from cgdnn.runtime.state import State, bind
-from cgdnn.runtime.threaded import ThreadedRun
+from cgdnn.runtime.threaded import ThreadedRun, check_threads
 
 log = logging.getLogger("cgdnn")
 
@@ -118,6 +118,7 @@ class Net:
         self.dtype = dtype
         self.seed = DEFAULT_SEED if seed is None else seed
         self.threads = machine.default_threads() if threads is None else threads
+        check_threads(self.threads)
         self.counter = 0
         """Forward passes so far: what random numbers are drawn for."""
         self._serial = serial
@@ -406,6 +407,11 @@ class Net:
 
         first = 0 if start is None else number(start)
         last = len(names) if end is None else number(end) + 1
+        if first >= last:
+            raise UsageError(
+                f'layer "{names[first]}" comes after layer "{names[last - 1]}", so nothing lies '
+                "between. Exchange start and end."
+            )
         return first, last
 
     def _set(self, kind: str, values: Mapping[str, npt.ArrayLike]) -> None:
@@ -414,14 +420,7 @@ class Net:
                 raise UsageError(
                     f'net "{self.name}" has no blob "{name}". Its blobs: {", ".join(self.blobs)}.'
                 )
-            target = getattr(self.blobs[name], kind)
-            array = np.asarray(value)
-            if array.shape != target.shape:
-                raise UsageError(
-                    f'blob "{name}": got an array of shape {array.shape}, expected {target.shape}. '
-                    f'Call net.blobs["{name}"].reshape(...) first to change the shape.'
-                )
-            target[...] = array
+            self.blobs[name].assign(kind, value)
 
     # Shapes, weights, files
 

@@ -401,6 +401,21 @@ def _shut_down() -> None:
 os.register_at_fork(after_in_child=_forget_pool)
 
 
+def check_threads(threads: int) -> None:
+    """Check a count of workers.
+
+    Raises
+    ------
+    UsageError
+        It is below 1, or larger than the pool can be.
+    """
+    if not 1 <= threads <= MAX_THREADS:
+        raise UsageError(
+            f"got {threads} threads, expected 1 to {MAX_THREADS}. "
+            f"Use {machine.cores_allowed()} for every core."
+        )
+
+
 class ThreadedRun:
     """Runs one bound program again and again on up to `threads` workers.
 
@@ -412,11 +427,7 @@ class ThreadedRun:
     """
 
     def __init__(self, program: BoundProgram, threads: int) -> None:
-        if not 1 <= threads <= MAX_THREADS:
-            raise UsageError(
-                f"got {threads} threads, expected 1 to {MAX_THREADS}. "
-                f"Use {machine.cores_allowed()} for every core."
-            )
+        check_threads(threads)
         self.program = program
         self.threads = threads
         count = len(program.tasks)

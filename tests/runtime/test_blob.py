@@ -21,12 +21,16 @@ def test_arrays_are_live(blob, arrays):
 
 
 def test_assigning_copies_into_the_array(blob, arrays):
-    blob.data = 4
+    blob.data = np.full((2, 3), 4)
     blob.diff = [[1, 2, 3], [4, 5, 6]]
     assert (arrays["data"] == 4).all()
     assert arrays["diff"][1].tolist() == [4, 5, 6]
-    with pytest.raises(ValueError, match="broadcast"):
-        blob.data = np.zeros(5)
+
+
+@pytest.mark.parametrize("value", [np.zeros(5), np.zeros(3), np.zeros((1, 3)), 4])
+def test_nothing_is_broadcast(blob, value):
+    with pytest.raises(UsageError, match=r'blob "x": got an array of shape .*expected \(2, 3\)'):
+        blob.data = value
 
 
 def test_shape_and_count(blob):
