@@ -42,16 +42,17 @@ class TerminalFormatter(logging.Formatter):
 class LogHandler(logging.Handler):
     """Writes to whatever ``sys.stderr`` is at the moment: rich puts lines above a progress bar.
 
-    Attributes
+    Parameters
     ----------
-    closed : bool
-        The reader of the log went away. Lines are dropped from then on; no exception stops the
-        training in the middle of an iteration.
+    drops : bool
+        Drop all lines once the reader of the log has gone away, and set `closed`. Otherwise
+        logging raises BrokenPipeError then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, drops: bool) -> None:
         super().__init__()
         self.closed = False
+        self._drops = drops
         self.setFormatter(TerminalFormatter() if sys.stderr.isatty() else GlogFormatter())
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -61,14 +62,16 @@ class LogHandler(logging.Handler):
         try:
             print(self.format(record), file=sys.stderr, flush=True)
         except BrokenPipeError:
+            if not self._drops:
+                raise
             self.closed = True
         except OSError:
             pass  # the terminal hung up (SIGHUP tells) or the disk is full: go on without a log
 
 
-def start_log() -> LogHandler:
-    """Send the library's messages, warnings included, to standard error."""
-    handler = LogHandler()
+def start_log(*, drops: bool = False) -> LogHandler:
+    """Send the library's messages, warnings included, to standard error (see `LogHandler`)."""
+    handler = LogHandler(drops)
     log.handlers[:] = [handler]
     log.setLevel(logging.INFO)
     log.propagate = False

@@ -47,7 +47,7 @@ class ProgressBar:
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
         """Keep the bar at the bottom of the terminal."""
-        with self._progress:
+        with contextlib.suppress(OSError), self._progress:  # the terminal may hang up
             yield
             self.refresh()
 
@@ -56,7 +56,7 @@ class ProgressBar:
         if self._first is not None and self._iteration > self._first[0]:
             done, seconds = self._iteration - self._first[0], time.monotonic() - self._first[1]
             self._values["rate"] = f"{done * self._images / seconds:,.0f} images/s"
-        with contextlib.suppress(OSError):  # the terminal hung up: go on without it
+        with contextlib.suppress(OSError):
             self._progress.update(
                 self._bar, completed=self._iteration, refresh=True, **self._values
             )

@@ -14,12 +14,15 @@ from types import FrameType
 from typing import Any
 
 from cgdnn.cli._log import LogHandler, LogLines, log, start_log, warn_of_gpu, weighted
-from cgdnn.errors import UsageError
+from cgdnn.errors import RunError, UsageError
 from cgdnn.netdef.read import find_file, is_solver_text
+from cgdnn.runtime.events import write_trace
 from cgdnn.runtime.net import Net
-from cgdnn.solvers._base import Event, Saved, Solver, Tested
+from cgdnn.solvers._base import Event, Iterated, Saved, Solver, Tested
 from cgdnn.solvers.default import default_solver
 
+TRACED = 20
+"""Iterations that `--trace` shows."""
 STDERR = 2
 SHOW_CURSOR = b"\x1b[?25h\n"
 
@@ -49,17 +52,24 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--threads", type=int, metavar="N", help="workers; all cores by default")
     parser.add_argument("--max-iter", type=int, metavar="N", help="the same as max_iter=N")
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help=f"write when each task of the first {TRACED} iterations ran, for ui.perfetto.dev",
+    )
     parser.add_argument("--gpu", "-gpu", metavar="IDS", help="accepted and ignored")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train; return 0, or 128 + the number of the signal that stopped it."""
-    handler = start_log()
+    handler = start_log(drops=True)  # a closed log must not end an iteration half-way
     path, overrides = _split_words(args)
     warn_of_gpu(args)
     solver = _make_solver(path, overrides, args)
     try:
+        if args.trace is not None:
+            solver.callbacks.append(_Trace(solver, args.trace))
         return _train(solver, handler)
     finally:
         solver.close()
@@ -152,6 +162,28 @@ def _train(solver: Solver, handler: LogHandler) -> int:
     rate = f"{done * images / seconds:.0f} images/s"
     log.info("%d iterations in %.1f s, %s%s", done, seconds, rate, score.text)
     return 128 + signals.stopped_by if signals.stopped_by else 0
+
+
+class _Trace:
+    """Writes the trace of the first iterations, or of all where there are fewer."""
+
+    def __init__(self, solver: Solver, path: str) -> None:
+        self._solver = solver
+        self._path = path
+        self._last = min(solver.iter + TRACED, solver.param.max_iter)
+        solver.traced = []
+
+    def __call__(self, event: Event) -> None:
+        traced = self._solver.traced
+        if isinstance(event, Iterated) and event.iteration == self._last and traced is not None:
+            self._solver.traced = None
+            try:
+                write_trace(self._path, traced, [layer.name for layer in self._solver.net.layers])
+            except OSError as error:
+                raise RunError(
+                    f"--trace {self._path}: cannot be written: {error.strerror}. Name another file."
+                ) from error
+            log.info("Trace of the first iterations: %s", self._path)
 
 
 class _Last:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from cgdnn.netdef.state import ResumePoint, SolverSnapshot
 from cgdnn.plan.shapes import check_gradients_possible
 from cgdnn.plan.update import UpdateRule, plan_update
 from cgdnn.proto.cgdnn_pb2 import NetState, SolverParameter
-from cgdnn.runtime.net import Net
+from cgdnn.runtime.net import Net, TaskTime
 from cgdnn.solvers import sgd, snapshot
 from cgdnn.solvers.lr_policy import LearningRate
 
@@ -125,6 +125,8 @@ class Solver:
         Iterations done.
     callbacks : list of callable
         Each is called with every `Event`, on the thread that runs `step`.
+    traced : list of TaskTime or None
+        While it is a list, the times of all tasks of the training net are added to it.
 
     Raises
     ------
@@ -155,6 +157,7 @@ class Solver:
             self.net.assembly, RULES[self.param.type], self.param.clip_gradients
         )
         self.callbacks: list[Callable[[Event], None]] = []
+        self.traced: list[TaskTime] | None = None
         self.iter = 0
         self._rate = LearningRate(self.param)
         self._losses: list[float] = []
@@ -311,13 +314,13 @@ class Solver:
         try:
             if size == 1:
                 parts = ("forward", "backward", "update")
-                net.run(parts, update=self._update.works, numbers=numbers)
+                self._run(parts, update=self._update.works, numbers=numbers)
                 return net.loss
             total = 0.0
             for sub in range(size):
-                net.run(("forward", "backward"), accumulate=sub > 0)
+                self._run(("forward", "backward"), accumulate=sub > 0)
                 total += self._finite_loss()
-            net.run(("update",), update=self._update.works, numbers=numbers)
+            self._run(("update",), update=self._update.works, numbers=numbers)
             return total / size
         except BaseException as error:
             _seek(net, begin)  # the sub-iterations that went well come again too
@@ -328,6 +331,11 @@ class Solver:
                 f"iteration {self.iter}: {error}; the first non-finite array is of {first}. "
                 "Nothing was saved since the last snapshot. Lower base_lr, or look at the data."
             ) from error
+
+    def _run(self, parts: Sequence[str], **options: Any) -> None:
+        times = self.net.run(parts, trace=self.traced is not None, **options)
+        if self.traced is not None:
+            self.traced += times
 
     def _numbers(self, rate: float) -> dict[str, float]:
         param = self.param

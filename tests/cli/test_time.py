@@ -26,6 +26,13 @@ def test_the_net_of_the_phase_is_measured(cgdnn):
     assert re.search(r"accuracy\tforward: \S+ ms\.", err)
 
 
+def test_it_ends_when_nobody_reads_the_log(start):
+    timing = start("time", "logs/train_val.prototxt", "--iterations=1000000000")
+    timing.wait_for("Iteration: 2 ")
+    timing.process.stderr.close()
+    assert timing.process.wait() == 141
+
+
 def task(name, begin, end):
     return TaskTime(name, 0, begin, end, 0)
 

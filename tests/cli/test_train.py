@@ -1,4 +1,5 @@
 import csv
+import json
 import os
 import pty
 import re
@@ -199,3 +200,19 @@ def _read(descriptor):
 def test_the_last_snapshot_of_a_run_is_its_last_iteration(cgdnn, folder):
     cgdnn("train", SOLVER, "--max-iter", "4")
     assert read_state(folder / "logs" / "snap" / "tiny_iter_4.solverstate").iter == 4
+
+
+def test_a_trace_shows_the_tasks_of_the_first_iterations(cgdnn, folder):
+    code, _, err = cgdnn("train", SOLVER, "--max-iter=2", "--trace=trace.json")
+    assert code == 0
+    assert "Trace of the first iterations: trace.json" in err
+    tasks = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    names = [task["name"] for task in tasks if task["ph"] == "X"]
+    assert names.count("data.forward") == 2
+    assert any(name.startswith("conv1.backward_weights") for name in names)
+
+
+def test_a_trace_that_cannot_be_written_ends_with_1(cgdnn):
+    code, _, err = cgdnn("train", SOLVER, "--max-iter=1", "--trace=missing/trace.json")
+    assert code == 1
+    assert "error: --trace missing/trace.json: cannot be written" in err
