@@ -140,11 +140,13 @@ class Convolution(Layer):
         self._channels = channels
         outputs = [axis.output for axis in self._axes]
         if any(size < 1 for size in outputs):
+            kernel = _by(axis.kernel for axis in self._axes)
             extent = _by(axis.dilation * (axis.kernel - 1) + 1 for axis in self._axes)
+            dilated = f", dilated to {extent}," if extent != kernel else ""
             pad = _by_one(axis.pad for axis in self._axes)
             raise self._field_error(
-                f"kernel {extent} does not fit input {_by(axis.size for axis in self._axes)} "
-                f"(+pad {pad}). Use a smaller kernel, or more padding",
+                f"kernel {kernel}{dilated} does not fit input "
+                f"{_by(axis.size for axis in self._axes)} (+pad {pad}). Use a smaller kernel, or more padding",
                 "kernel_h" if param.HasField("kernel_h") else "kernel_size",
             )
         self._arrange()
