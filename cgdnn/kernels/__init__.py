@@ -1,0 +1,1 @@
+"""Arithmetic on arrays: plain functions, compiled behind one task ABI."""
