@@ -146,7 +146,8 @@ class Convolution(Layer):
             pad = _by_one(axis.pad for axis in self._axes)
             raise self._field_error(
                 f"kernel {kernel}{dilated} does not fit input "
-                f"{_by(axis.size for axis in self._axes)} (+pad {pad}). Use a smaller kernel, or more padding",
+                f"{_by(axis.size for axis in self._axes)} (+pad {pad}). "
+                "Use a smaller kernel, or more padding",
                 "kernel_h" if param.HasField("kernel_h") else "kernel_size",
             )
         self._arrange()
