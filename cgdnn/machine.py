@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import platform
 from functools import lru_cache
 from pathlib import Path
 
@@ -104,3 +106,15 @@ def cache_bytes() -> tuple[int, int]:
         except (OSError, ValueError):
             continue
     return sizes[1], sizes[2]
+
+
+@lru_cache(maxsize=1)
+def description() -> str:
+    """Return the processor's name and the vector width, such as ``AMD EPYC, 64-byte vectors``."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    return f"{name}, {vector_bytes()}-byte vectors"

@@ -297,6 +297,9 @@ class Layer:
     reads_data: ClassVar[bool] = False
     """Whether the layer reads records (see `DataLayer`)."""
 
+    zeros: float = 0.0
+    """Share of exact zeros in the diff of top 0, as last counted; kernels that skip them ask."""
+
     def __init__(self, node: Node, phase: str) -> None:
         self.node = node
         self.phase = phase

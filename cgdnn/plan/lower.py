@@ -21,8 +21,9 @@ from cgdnn.plan.buffers import SHORT_LIVED, place, root
 from cgdnn.plan.depend import connect
 from cgdnn.plan.order import urgency
 from cgdnn.plan.partition import cut, partial_limit
-from cgdnn.plan.shapes import Assembly, PlannedLayer
+from cgdnn.plan.shapes import Assembly
 from cgdnn.plan.tasks import Access, Program, Task
+from cgdnn.plan.tune import TuningTable, choose
 
 PASSES = ("forward", "backward_weights", "backward_data")
 ARENA = 0  # the space number of the shared arena
@@ -50,23 +51,44 @@ class Lowering:
         "float32" or "float64".
     seed : int
         Decides every random number of the net.
+    table : TuningTable, optional
+        Measurements to choose candidates by; without one the shapes decide.
     """
 
-    def __init__(self, assembly: Assembly, dtype: str, seed: int) -> None:
+    def __init__(
+        self, assembly: Assembly, dtype: str, seed: int, table: TuningTable | None = None
+    ) -> None:
         self.assembly = assembly
         self.dtype = dtype
         self.seed = seed
-        self.choices = [self._choose(planned) for planned in assembly.layers]
+        self.table = table or TuningTable()
+        self.choices: list[dict[str, Candidate]] = []
         """For each layer, pass -> the candidate that runs it."""
+        self.choose({})
 
-    @staticmethod
-    def _choose(planned: PlannedLayer) -> dict[str, Candidate]:
-        """Take the first candidate of each pass that does not refuse."""
-        chosen = {}
-        for which in PASSES:
-            candidates = planned.layer.candidates(which)
-            chosen[which] = next(c for c in candidates if c.refuse(planned.layer) is None)
-        return chosen
+    def choose(self, forced: Mapping[str, str]) -> bool:
+        """Choose the candidate of every pass; return whether any choice changed.
+
+        Parameters
+        ----------
+        forced : mapping
+            ``<layer>.<pass>`` -> candidate, such as a snapshot holds; it goes before all else.
+        """
+        before = self.chosen_names()
+        self.choices = [
+            {which: choose(planned, which, self.dtype, self.table, forced) for which in PASSES}
+            for planned in self.assembly.layers
+        ]
+        return self.chosen_names() != before
+
+    def chosen_names(self) -> dict[str, str]:
+        """Return ``<layer>.<pass>`` -> candidate, for the passes that have a choice."""
+        return {
+            f"{planned.node.name}.{which}": candidate.name
+            for planned, chosen in zip(self.assembly.layers, self.choices, strict=False)
+            for which, candidate in chosen.items()
+            if len(planned.layer.candidates(which)) > 1
+        }
 
     def size_of(self, buffer: Buffer) -> int:
         """Return the bytes of `buffer`, all rows of a partial included."""
