@@ -24,6 +24,7 @@ from cgdnn.netdef.read import read_net
 from cgdnn.netdef.weights import read_weights, write_weights
 from cgdnn.plan.lower import Fresh, Lowering, Work
 from cgdnn.plan.shapes import Assembly, PlannedLayer, PlannedParam, assemble
+from cgdnn.plan.tune import TuningTable
 from cgdnn.proto.cgdnn_pb2 import NetParameter
 from cgdnn.runtime.blob import Array, Blob
 from cgdnn.runtime.python_task import FAILED
@@ -82,6 +83,8 @@ class Net:
         Layers of the same name use this net's parameters.
     serial : bool
         Run with the serial executor (for debugging).
+    tuning : TuningTable, optional
+        Measurements to choose kernels by (see `cgdnn.plan.tune`); without one the shapes decide.
 
     Raises
     ------
@@ -104,6 +107,7 @@ class Net:
         seed: int | None = None,
         share: Net | None = None,
         serial: bool = False,
+        tuning: TuningTable | None = None,
     ) -> None:
         if phase not in ("TRAIN", "TEST"):
             raise UsageError(f'phase: got {phase!r}, expected "TRAIN" or "TEST". Use one of them.')
@@ -122,6 +126,7 @@ class Net:
         self.counter = 0
         """Forward passes so far: what random numbers are drawn for."""
         self._serial = serial
+        self._tuning = tuning
         self._running = threading.Lock()
         self._state = State(dtype)
         self.blobs: OrderedDict[str, Blob] = OrderedDict()
@@ -134,7 +139,7 @@ class Net:
 
     def _plan(self, assembly: Assembly) -> None:
         self.assembly = assembly
-        self.lowering = Lowering(assembly, self.dtype, self.seed)
+        self.lowering = Lowering(assembly, self.dtype, self.seed, self._tuning)
         self._fresh: Fresh = {}
         self._pinned: set[tuple[int, str]] = set()
         self._programs: dict[tuple[Any, ...], ThreadedRun] = {}
@@ -421,6 +426,40 @@ class Net:
                     f'net "{self.name}" has no blob "{name}". Its blobs: {", ".join(self.blobs)}.'
                 )
             self.blobs[name].assign(kind, value)
+
+    # Choices
+
+    def count_zeros(self) -> dict[str, float]:
+        """Return, for each layer with kernels that skip zeros, the share of zeros in its top diff.
+
+        An exact count over the last backward pass.
+        """
+        shares = {}
+        for planned in self.assembly.layers:
+            if planned.needs_backward and len(planned.layer.candidates("backward_weights")) > 1:
+                top = planned.node.tops[0]
+                self._bring_home(top, "diff")
+                diff = self._state.array(self.assembly.blobs[top].diff)
+                shares[planned.node.name] = 1 - np.count_nonzero(diff) / max(1, diff.size)
+        return shares
+
+    def choose_kernels(
+        self, zeros: Mapping[str, float], forced: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
+        """Choose the kernels anew; return ``<layer>.<pass>`` -> candidate.
+
+        Parameters
+        ----------
+        zeros : mapping
+            Layer -> share of zeros in its top diff; layers left out keep what they had.
+        forced : mapping, optional
+            Choices that go before all else, such as those of a snapshot.
+        """
+        for planned in self.assembly.layers:
+            planned.layer.zeros = zeros.get(planned.node.name, planned.layer.zeros)
+        if self.lowering.choose(forced or {}):
+            self._programs.clear()
+        return self.lowering.chosen_names()
 
     # Shapes, weights, files
 

@@ -14,6 +14,7 @@ from cgdnn.errors import DescriptionError, NonFiniteError, RunError
 from cgdnn.netdef.read import find_file, read_solver
 from cgdnn.netdef.state import ResumePoint, SolverSnapshot
 from cgdnn.plan.shapes import check_gradients_possible
+from cgdnn.plan.tune import TuningTable
 from cgdnn.plan.update import UpdateRule, plan_update
 from cgdnn.proto.cgdnn_pb2 import NetState, SolverParameter
 from cgdnn.runtime.net import Net, TaskTime
@@ -24,6 +25,13 @@ log = logging.getLogger("cgdnn")
 
 _PASSES = ""
 """Key of a net's forward passes among its cursors; no layer has an empty name."""
+
+_ZEROS = ".zeros"
+"""Ending of the names under which a snapshot keeps shares of zeros among the kernel choices."""
+
+_COUNT_AT = (20, 200, 600)
+_COUNT_EVERY = 2000
+"""Iterations after which zeros are counted and kernels chosen anew; they are part of the result."""
 
 RULES: dict[str, UpdateRule] = {"SGD": sgd.RULE}
 
@@ -114,6 +122,8 @@ class Solver:
         "float32" or "float64".
     weights : path, optional
         A .caffemodel to start from (several, divided by commas).
+    tuning : TuningTable, optional
+        Measurements to choose kernels by; see `Net`.
 
     Attributes
     ----------
@@ -142,7 +152,9 @@ class Solver:
         threads: int | None = None,
         dtype: str = "float32",
         weights: str | os.PathLike[str] | None = None,
+        tuning: TuningTable | None = None,
     ) -> None:
+        self._tuning = tuning
         self._located = read_solver(source, overrides)
         self.param: SolverParameter = self._located.message
         for warning in self._located.warnings:
@@ -205,6 +217,7 @@ class Solver:
             threads=threads,
             dtype=dtype,
             seed=self.seed,
+            tuning=self._tuning,
         )
 
     def _make_test_nets(self, base: Any, threads: int | None, dtype: str) -> Iterator[Net]:
@@ -223,6 +236,7 @@ class Solver:
                 threads=threads,
                 dtype=dtype,
                 seed=self.seed,
+                tuning=self._tuning,
                 share=self.net,
             )
 
@@ -299,6 +313,8 @@ class Solver:
             if param.display and self.iter % param.display == 0:
                 self._emit(Displayed(self.iter, self._smoothed, outputs_of(self.net), rate))
             self.iter += 1
+            if self.iter in _COUNT_AT or self.iter % _COUNT_EVERY == 0:
+                self.net.choose_kernels(self.net.count_zeros())
             self._emit(Iterated(self.iter, loss))
             if param.snapshot and self.iter % param.snapshot == 0:
                 self.request("snapshot")
@@ -426,11 +442,17 @@ class Solver:
             "",
             self._rate.current_step,
             [self.net.array(buffer) for buffer in self._update.history],
-            ResumePoint(self.seed, self.net.counter, self._cursors()),
+            ResumePoint(self.seed, self.net.counter, self._cursors(), self._kernels()),
         )
         model, path = snapshot.save(self.param.snapshot_prefix, state, self.net.save)
         self._emit(Saved(self.iter, model, path))
         return model, path
+
+    def _kernels(self) -> dict[str, str]:
+        """Return the kernel choices, and the shares of zeros that they were made for."""
+        layers = [(p.node.name, p.layer.zeros) for p in self.net.assembly.layers]
+        zeros = {f"{name}{_ZEROS}": repr(share) for name, share in layers if share}
+        return {**self.net.lowering.chosen_names(), **zeros}
 
     def _named_nets(self) -> dict[str, Net]:
         tests = {f"test {number}": net for number, net in enumerate(self.test_nets)}
@@ -490,6 +512,13 @@ class Solver:
             )
         for name, net in self._named_nets().items():
             _seek(net, state.extra.cursors.get(name, {}))
+        kernels = state.extra.kernels
+        zeros = {
+            name.removesuffix(_ZEROS): float(share)
+            for name, share in kernels.items()
+            if name.endswith(_ZEROS)
+        }
+        self.net.choose_kernels(zeros, forced=kernels)
 
     def copy_from(self, path: str | os.PathLike[str]) -> None:
         """Copy weights from a .caffemodel into the layers of the same name."""
