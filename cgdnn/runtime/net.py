@@ -434,13 +434,13 @@ class Net:
 
         An exact count over the last backward pass.
         """
-        shares = {}
+        shares: dict[str, float] = {}
         for planned in self.assembly.layers:
             if planned.needs_backward and len(planned.layer.candidates("backward_weights")) > 1:
                 top = planned.node.tops[0]
                 self._bring_home(top, "diff")
                 diff = self._state.array(self.assembly.blobs[top].diff)
-                shares[planned.node.name] = 1 - np.count_nonzero(diff) / max(1, diff.size)
+                shares[planned.node.name] = 1.0 - np.count_nonzero(diff) / max(1, diff.size)
         return shares
 
     def choose_kernels(
