@@ -131,6 +131,11 @@ class Lowering:
                 works += update
         return self._finish(works, homes.fresh)
 
+    def single_pass(self, layer: int, which: str) -> Program:
+        """Return the program of one pass of one layer, for measuring."""
+        homes = _Homes(self.assembly, {})
+        return self._finish(list(self._pass(layer, which, homes)), homes.fresh)
+
     def export(
         self, blob: int, kind: str, fresh: Mapping[tuple[int, str], frozenset[str]]
     ) -> Program:
