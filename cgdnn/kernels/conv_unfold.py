@@ -106,18 +106,21 @@ def _unfold_vectors(  # type: ignore[no-untyped-def]
                 source = e.at(x, plane_start, build.mul(row, width))
                 tap = build.mul(build.mul(q.index, kernel_columns), u_row)
                 target = e.at(u, u_start, build.mul(c.index, taps), tap)
-                with e.loop(kernel_columns) as j:
-                    start = build.add(first, build.mul(j.index, dilation))
+                numbers = e.variable(e.lane_numbers(first))
+                moving = (e.at(source, first), dilation), (target, u_row)
+                with e.sweep(kernel_columns, *moving) as (from_x, to_u):
+                    columns = build.load(numbers)
+                    build.store(e.shifted(columns, dilation), numbers)
                     parts = []
                     for span in range(1 << doublings):
-                        column = build.add(start, e.integer(span * e.lanes))
-                        mask = e.within(e.lane_numbers(column), bound)
-                        parts.append(e.load(e.at(source, column), mask))
+                        distance = e.integer(span * e.lanes)
+                        mask = e.within(e.shifted(columns, distance), bound)
+                        parts.append(e.load(e.at(from_x, distance), mask))
                     while len(parts) > 1:
                         even = range(0, 2 * e.lanes, 2)
                         pairs = zip(parts[::2], parts[1::2], strict=True)
                         parts = [e.shuffle(a, b, even) for a, b in pairs]
-                    e.store(parts[0], e.at(target, build.mul(j.index, u_row)))
+                    e.store(parts[0], to_u)
 
 
 @device
@@ -172,17 +175,19 @@ def _fold_vector(  # type: ignore[no-untyped-def]
     """
     build = e.builder
     total = e.variable(e.zero())
+    lanes = e.lane_numbers(first)
+    back = build.neg(dilation)
+    next_tap = build.sub(du_row, dilation)
     with e.loop(kernel_rows) as q:
-        index = build.add(outputs_start, build.mul(q.index, outputs_row))
-        output = e.scalar(e.at(outputs, index))
+        output = e.scalar(e.at(outputs, outputs_start, build.mul(q.index, outputs_row)))
         with build.if_then(build.icmp_signed(">=", output, e.integer(0))):
-            row = build.add(du_start, build.mul(output, ow))
             tap = build.mul(build.mul(q.index, kernel_columns), du_row)
-            with e.loop(kernel_columns) as j:
-                start = build.sub(first, build.mul(j.index, dilation))
-                tap_row = build.add(tap, build.mul(j.index, du_row))
-                offset = build.add(build.add(row, start), tap_row)
-                value = e.load(e.at(du, offset), e.within(e.lane_numbers(start), ow))
+            source = e.at(du, du_start, tap, build.mul(output, ow), first)
+            numbers = e.variable(lanes)
+            with e.sweep(kernel_columns, (source, next_tap)) as (place,):
+                columns = build.load(numbers)
+                build.store(e.shifted(columns, back), numbers)
+                value = e.load(place, e.within(columns, ow))
                 build.store(build.fadd(build.load(total), value), total)
     e.store(build.load(total), e.at(dx, dx_start), e.first_lanes(count))
 

@@ -22,9 +22,11 @@ def _start(c, block_begin, block_end, begin, end, columns, bias, has_bias):  # t
     """Set rows [begin, end) of blocks of C to the bias, or to 0."""
     for block in range(block_begin, block_end):
         first = block * c.shape[2]
+        count = min(c.shape[2], columns - first)
         for i in range(begin, end):
-            for j in range(min(c.shape[2], columns - first)):
-                c[block, i, j] = bias[first + j] if has_bias else 0
+            row, values = c[block, i], bias[first : first + count]
+            for j in range(count):
+                row[j] = values[j] if has_bias else 0
 
 
 _ARGUMENTS = (array(2), array(2), array(1), INT, array(3), INT, INT, INT, INT)
@@ -102,6 +104,8 @@ def join_blocks(blocks, y, begin, end):  # type: ignore[no-untyped-def]
     width = blocks.shape[2]
     for block in range(blocks.shape[0]):
         first = block * width
+        count = min(width, y.shape[1] - first)
         for i in range(begin, end):
-            for j in range(min(width, y.shape[1] - first)):
-                y[i, first + j] = blocks[block, i, j]
+            row, part = y[i, first : first + count], blocks[block, i]
+            for j in range(count):
+                row[j] = part[j]

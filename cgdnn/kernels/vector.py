@@ -111,6 +111,12 @@ class Emitter:
         self.builder.store(value, slot)
         return slot
 
+    def vectors(self, count: int) -> Any:
+        """Return room for `count` vectors on the stack, on whole cache lines."""
+        room = cgutils.alloca_once(self.builder, ir.ArrayType(self.vector, count))
+        room.align = self.lanes * self._bytes
+        return self.builder.bitcast(room, self.vector.as_pointer())
+
     def splat(self, scalar: Any, lanes: int | None = None) -> Any:
         """Return a vector with `scalar` in every lane."""
         kind = ir.VectorType(scalar.type, lanes or self.lanes)
@@ -127,8 +133,12 @@ class Emitter:
     def lane_numbers(self, first: Any, lanes: int | None = None) -> Any:
         """Return first + 0, first + 1, ... as a vector of int32."""
         kind = ir.VectorType(_I32, lanes or self.lanes)
-        numbers = ir.Constant(kind, list(range(kind.count)))
-        return self.builder.add(numbers, self.splat(self.builder.trunc(first, _I32), kind.count))
+        return self.shifted(ir.Constant(kind, list(range(kind.count))), first)
+
+    def shifted(self, numbers: Any, distance: Any) -> Any:
+        """Return numbers + distance, for a vector of int32."""
+        step = self.splat(self.builder.trunc(distance, _I32), numbers.type.count)
+        return self.builder.add(numbers, step)
 
     def within(self, numbers: Any, bound: Any) -> Any:
         """Return the mask of 0 <= numbers < bound, for a vector of int32 and bound >= 0."""
