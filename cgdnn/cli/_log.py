@@ -69,13 +69,18 @@ class LogHandler(logging.Handler):
             pass  # the terminal hung up (SIGHUP tells) or the disk is full: go on without a log
 
 
-def start_log(*, drops: bool = False) -> LogHandler:
+@contextlib.contextmanager
+def log_on_stderr(*, drops: bool = False) -> Iterator[LogHandler]:
     """Send the library's messages, warnings included, to standard error (see `LogHandler`)."""
     handler = LogHandler(drops)
-    log.handlers[:] = [handler]
+    before = log.handlers[:], log.level, log.propagate
+    log.handlers[:], log.propagate = [handler], False
     log.setLevel(logging.INFO)
-    log.propagate = False
-    return handler
+    try:
+        yield handler
+    finally:
+        log.handlers[:], level, log.propagate = before
+        log.setLevel(level)
 
 
 def warn_of_gpu(args: argparse.Namespace) -> None:

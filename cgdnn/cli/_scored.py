@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Iterator
 
+from cgdnn.cli._log import log, log_on_stderr, warn_of_gpu
 from cgdnn.errors import UsageError
+from cgdnn.runtime.net import Net
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -18,8 +22,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", "-gpu", metavar="IDS", help="accepted and ignored")
 
 
-def check_options(args: argparse.Namespace) -> str:
-    """Return the path of the net.
+@contextlib.contextmanager
+def net_of(args: argparse.Namespace, phase: str) -> Iterator[Net]:
+    """Yield the net of the options; meanwhile messages go to standard error.
 
     Raises
     ------
@@ -36,9 +41,10 @@ def check_options(args: argparse.Namespace) -> str:
         raise UsageError(
             f"--iterations: got {args.iterations}, expected at least 1. Give a larger number."
         )
-    return str(files[0])
-
-
-def stages(args: argparse.Namespace) -> list[str]:
-    """Return the stages; none for an empty text (Caffe makes that a stage "")."""
-    return [stage for stage in args.stage.split(",") if stage]
+    stages = [stage for stage in args.stage.split(",") if stage]  # none in an empty text
+    with log_on_stderr():
+        warn_of_gpu(args)
+        net = Net(files[0], phase, args.level, stages, threads=args.threads)
+        with contextlib.closing(net):
+            log.info("Use CPU, %d threads.", net.threads)
+            yield net

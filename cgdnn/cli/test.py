@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cgdnn.cli import _scored
-from cgdnn.cli._log import log, start_log, warn_of_gpu, weighted
+from cgdnn.cli._log import log, weighted
 from cgdnn.errors import NonFiniteError, UsageError
 from cgdnn.runtime.net import Net
 from cgdnn.solvers._base import Output, outputs_of
@@ -32,28 +32,21 @@ def run(args: argparse.Namespace) -> int:
     NonFiniteError
         An output is not finite: no score is reported.
     """
-    start_log()
-    model = _scored.check_options(args)
     if args.weights is None:
         raise UsageError(
             "test: got no weights, expected those of a trained net. "
             "Name them with --weights=lenet_iter_10000.caffemodel."
         )
-    warn_of_gpu(args)
-    net = Net(model, "TEST", args.level, _scored.stages(args), threads=args.threads)
-    try:
+    with _scored.net_of(args, "TEST") as net:
         for path in args.weights.split(","):
             net.copy_from(path)
         for reason in net.doubts():
             log.warning("%s", reason)
-        log.info("Use CPU, %d threads.", net.threads)
         log.info("Running for %d iterations.", args.iterations)
         means, loss = _run_batches(net, args.iterations)
-    finally:
-        net.close()
-    log.info("Loss: %g", loss)
-    for output in means:
-        log.info("%s", weighted(output))
+        log.info("Loss: %g", loss)
+        for output in means:
+            log.info("%s", weighted(output))
     return 0
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cgdnn.cli import _scored
-from cgdnn.cli._log import log, start_log, warn_of_gpu
+from cgdnn.cli._log import log
 from cgdnn.runtime.net import Net, TaskTime
 
 PASSES = ("forward", "backward")
@@ -32,19 +32,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Log the average time of every layer and of the passes (Caffe, caffe.cpp, ``time``)."""
-    start_log()
-    model = _scored.check_options(args)
-    warn_of_gpu(args)
-    net = Net(model, args.phase, args.level, _scored.stages(args), threads=args.threads)
-    try:
+    with _scored.net_of(args, args.phase) as net:
         _measure(net, args.iterations)
-    finally:
-        net.close()
     return 0
 
 
 def _measure(net: Net, iterations: int) -> None:
-    log.info("Use CPU, %d threads.", net.threads)
     log.info("Performing Forward")
     log.info("Performing Backward")
     net.run(PASSES, trace=True)  # compiles, plans, reads the first batches

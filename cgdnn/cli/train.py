@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from types import FrameType
 from typing import Any
 
-from cgdnn.cli._log import LogHandler, LogLines, log, start_log, warn_of_gpu, weighted
+from cgdnn.cli._log import LogHandler, LogLines, log, log_on_stderr, warn_of_gpu, weighted
 from cgdnn.errors import RunError, UsageError
 from cgdnn.netdef.read import find_file, is_solver_text
 from cgdnn.runtime.events import write_trace
@@ -63,16 +64,14 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train; return 0, or 128 + the number of the signal that stopped it."""
-    handler = start_log(drops=True)  # a closed log must not end an iteration half-way
     path, overrides = _split_words(args)
-    warn_of_gpu(args)
-    solver = _make_solver(path, overrides, args)
-    try:
-        if args.trace is not None:
-            solver.callbacks.append(_Trace(solver, args.trace))
-        return _train(solver, handler)
-    finally:
-        solver.close()
+    # A closed log must not end an iteration half-way, so its lines are dropped.
+    with log_on_stderr(drops=True) as handler:
+        warn_of_gpu(args)
+        with contextlib.closing(_make_solver(path, overrides, args)) as solver:
+            if args.trace is not None:
+                solver.callbacks.append(_Trace(solver, args.trace))
+            return _train(solver, handler)
 
 
 def _split_words(args: argparse.Namespace) -> tuple[str, dict[str, str]]:

@@ -1,3 +1,4 @@
+import logging
 import subprocess
 import sys
 
@@ -64,6 +65,13 @@ def test_an_interrupt_before_the_first_iteration_leaves_quietly(cgdnn, monkeypat
 
     monkeypatch.setattr(plan, "run", interrupt)
     assert cgdnn("plan", "logs/train_val.prototxt") == (130, "", "")
+
+
+def test_a_command_leaves_the_library_log_as_it_was(cgdnn):
+    logger = logging.getLogger("cgdnn")
+    before = (logger.handlers[:], logger.level, logger.propagate)
+    cgdnn("time", "logs/train_val.prototxt", "--iterations=1")
+    assert (logger.handlers, logger.level, logger.propagate) == before
 
 
 def test_a_closed_output_leaves_quietly(folder):
