@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 
 from cgdnn.cli._log import log, log_on_stderr, warn_of_gpu
+from cgdnn.cli._tuning import add_tune_option, tuning_of
 from cgdnn.errors import UsageError
 from cgdnn.runtime.net import Net
 
@@ -19,6 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", "-level", type=int, default=0, metavar="N")
     parser.add_argument("--stage", "-stage", default="", metavar="NAME[,NAME]")
     parser.add_argument("--threads", type=int, metavar="N", help="workers; all cores by default")
+    add_tune_option(parser)
     parser.add_argument("--gpu", "-gpu", metavar="IDS", help="accepted and ignored")
 
 
@@ -44,7 +46,7 @@ def net_of(args: argparse.Namespace, phase: str) -> Iterator[Net]:
     stages = [stage for stage in args.stage.split(",") if stage]  # none in an empty text
     with log_on_stderr():
         warn_of_gpu(args)
-        net = Net(files[0], phase, args.level, stages, threads=args.threads)
+        net = Net(files[0], phase, args.level, stages, threads=args.threads, tuning=tuning_of(args))
         with contextlib.closing(net):
             log.info("Use CPU, %d threads.", net.threads)
             yield net

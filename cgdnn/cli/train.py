@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from cgdnn.cli._log import LogHandler, LogLines, log, log_on_stderr, warn_of_gpu, weighted
+from cgdnn.cli._tuning import add_tune_option, tuning_of
 from cgdnn.errors import RunError, UsageError
 from cgdnn.netdef.read import find_file, is_solver_text
 from cgdnn.runtime.events import write_trace
@@ -58,6 +59,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="FILE",
         help=f"write when each task of the first {TRACED} iterations ran, for ui.perfetto.dev",
     )
+    add_tune_option(parser)
     parser.add_argument("--gpu", "-gpu", metavar="IDS", help="accepted and ignored")
     parser.set_defaults(run=run)
 
@@ -106,7 +108,13 @@ def _make_solver(path: str, overrides: dict[str, str], args: argparse.Namespace)
         source = default_solver(path)
         if "max_iter" in overrides and source.test_iter:
             overrides.setdefault("test_interval", overrides["max_iter"])  # the test is at the end
-    solver = Solver(source, overrides=overrides, threads=args.threads, weights=args.weights)
+    solver = Solver(
+        source,
+        overrides=overrides,
+        threads=args.threads,
+        weights=args.weights,
+        tuning=tuning_of(args),
+    )
     if bare:
         fields = ", ".join(str(solver.param).splitlines())
         log.info("%s is a net, so it is trained with the default solver: %s", path, fields)

@@ -216,3 +216,12 @@ def test_a_trace_that_cannot_be_written_ends_with_1(cgdnn):
     code, _, err = cgdnn("train", SOLVER, "--max-iter=1", "--trace=missing/trace.json")
     assert code == 1
     assert "error: --trace missing/trace.json: cannot be written" in err
+
+
+def test_the_tuning_table_can_be_left_aside(cgdnn, folder, monkeypatch):
+    (folder / "tuning.json").write_text("no table")
+    monkeypatch.setenv("CGDNN_TUNING", "tuning.json")
+    code, _, err = cgdnn("train", SOLVER, "--max-iter=1")
+    assert code == 3
+    assert "error: tuning.json: is no tuning table" in err
+    assert cgdnn("train", SOLVER, "--max-iter=1", "--tune=off")[0] == 0
