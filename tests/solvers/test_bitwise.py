@@ -1,0 +1,82 @@
+"""Weights have the same bits at any number of threads, and in every run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cgdnn.solvers._base import Solver
+from tests.solvers.conftest import ROOT
+from tests.solvers.training import bits, write_run
+
+THREADS = (1, 2, 3, 8)
+
+
+def digests(iterations: int, make: Callable[..., Solver]) -> list[str]:
+    """Train at every number of threads, and once more; return the digests of the weights."""
+    found = []
+    for threads in (*THREADS, THREADS[-1]):
+        solver = make(threads=threads)
+        solver.step(iterations)
+        found.append(bits(solver))
+        solver.close()
+    return found
+
+
+def shipped(name: str, net: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(folder)
+    path = ROOT / "datasets" / name / f"{net}_solver.prototxt"
+    overrides = {"test_initialization": "false", "snapshot_prefix": str(folder / "snap")}
+    iterations = {"lenet": 200, "cifar10_quick": 50}[net]
+    return digests(iterations, functools.partial(Solver, path, overrides=overrides))
+
+
+@pytest.mark.slow
+def test_lenet(mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(set(shipped("mnist", "lenet", mnist, monkeypatch))) == 1
+
+
+@pytest.mark.slow
+def test_cifar10_quick(cifar10: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(set(shipped("cifar10", "cifar10_quick", cifar10, monkeypatch))) == 1
+
+
+# Dropout, mirror, random crop, shuffle, BatchNorm and iter_size 2.
+
+
+@pytest.mark.parametrize("batch", [9, 64])
+def test_net_with_all_that_is_random(
+    batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write_run(tmp_path, "iter_size: 2\nclip_gradients: 1\n", batch)
+    assert len(set(digests(12, functools.partial(Solver, path)))) == 1
+
+
+def test_tests_and_displays_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain = Solver(write_run(tmp_path), threads=2)
+    plain.step(8)
+    plain.close()
+    watched = Solver(
+        write_run(tmp_path, "test_iter: 3\ntest_interval: 2\ndisplay: 1\nsnapshot: 3\n"), threads=2
+    )
+    watched.callbacks.append(lambda event: watched.net.first_non_finite())
+    watched.step(8)
+    watched.close()
+    assert bits(watched) == bits(plain)
+
+
+def test_another_seed_gives_other_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write_run(tmp_path)
+    found = set()
+    for seed in ("1", "2", "-1"):  # an unset seed is 1
+        solver = Solver(path, threads=1, overrides={"random_seed": seed})
+        solver.step(2)
+        found.add(bits(solver))
+        solver.close()
+    assert len(found) == 2
