@@ -53,7 +53,7 @@ def forward_scratch(channels: int, taps: int) -> int:
 
 def backward_weights_scratch(
     channels: int, taps: int, kernel_columns: int, output: tuple[int, int], padded: int
-) -> tuple[int, int]:
+) -> tuple[int, int]:  # fmt: skip
     """Return the sizes of the two scratch arrays of `conv_backward_weights_unfold`.
 
     Parameters
@@ -88,7 +88,7 @@ def _block_channels(depth: int, channels: int, taps: int) -> int:
 def _unfold_vectors(  # type: ignore[no-untyped-def]
     e, u, u_start, u_row, x, x_start, channels, plane, width,
     rows, rows_start, rows_row, kernel_rows, kernel_columns, first, dilation, stride,
-):
+):  # fmt: skip
     """Write one vector to each row of U, for one run of output pixels, at stride 1, 2 or 4.
 
     Lane i of the row of (channel c, kernel row q, kernel column j) gets column
@@ -126,7 +126,7 @@ def _unfold_vectors(  # type: ignore[no-untyped-def]
 @device
 def _unfold(  # type: ignore[no-untyped-def]
     x, n, c_begin, c_end, rows, kw, stride, pad, dilation, ow, p_begin, p_end, u, u_start, u_row
-):
+):  # fmt: skip
     """Write channels [c_begin, c_end) and pixels [p_begin, p_end) of the unfolded image n to U.
 
     Up to one vector beyond the end of each row of U is overwritten with anything.
@@ -146,7 +146,7 @@ def _unfold(  # type: ignore[no-untyped-def]
                 u, place, u_row, x, (n * x.shape[1] + c_begin) * height * width,
                 c_end - c_begin, height * width, width,
                 rows, r, rows.shape[1], rows.shape[0], kw, first, dilation, stride,
-            )
+            )  # fmt: skip
         else:
             for c in range(c_begin, c_end):
                 for q in range(rows.shape[0]):
@@ -168,7 +168,7 @@ def _unfold(  # type: ignore[no-untyped-def]
 def _fold_vector(  # type: ignore[no-untyped-def]
     e, dx, dx_start, count, du, du_start, du_row, outputs, outputs_start, outputs_row,
     kernel_rows, kernel_columns, first, dilation, ow,
-):
+):  # fmt: skip
     """Set dx[dx_start + i] for i < count to the sum of what it gets from dU, at stride 1.
 
     Lane i meets output column first - j * dilation + i at kernel column j.
@@ -195,7 +195,7 @@ def _fold_vector(  # type: ignore[no-untyped-def]
 @device
 def _fold(  # type: ignore[no-untyped-def]
     dx, n, c_begin, c_end, rows, outputs, kw, stride, pad, dilation, ow, du, du_row
-):
+):  # fmt: skip
     """Set channels [c_begin, c_end) of image n of dx to the sums of their places in dU."""
     lanes = lanes_of(dx)
     channels, height, width = dx.shape[1], dx.shape[2], dx.shape[3]
@@ -209,7 +209,7 @@ def _fold(  # type: ignore[no-untyped-def]
                     _fold_vector(
                         dx, target + column, min(lanes, width - column), du, source, du_row,
                         outputs, h, height, rows.shape[0], kw, column + pad, dilation, ow,
-                    )
+                    )  # fmt: skip
         else:
             for h in range(height):
                 for column in range(width):
@@ -233,7 +233,7 @@ _GEOMETRY = (array(2, "int64"), INT, INT, INT)
 @kernel(array(4), array(4), array(1), INT, array(4), *_GEOMETRY, scratch(1), INT, INT)
 def conv_forward_unfold(  # type: ignore[no-untyped-def]
     x, w, b, has_bias, y, rows, stride, pad, dilation, u, begin, end
-):
+):  # fmt: skip
     """Set y = w * x + b for the images [begin, end).
 
     Parameters
@@ -269,14 +269,14 @@ def conv_forward_unfold(  # type: ignore[no-untyped-def]
                     _unfold(
                         x, n, channel + c, channel + c_end, rows, w.shape[3], stride, pad,
                         dilation, y.shape[3], p_begin, p_end, u, 0, u_row,
-                    )
+                    )  # fmt: skip
                     multiply_nn(
                         w, g * outputs * depth + c * taps, depth, 1,
                         u, 0, u_row,
                         y, (n * w.shape[0] + g * outputs) * pixels + p_begin, pixels,
                         outputs, p_end - p_begin, (c_end - c) * taps,
                         start, b, g * outputs,
-                    )
+                    )  # fmt: skip
                     start = KEEP
 
 
@@ -298,7 +298,7 @@ def _copy_padded_row(e, y, y_start, x, x_start, width, pad, length):  # type: ig
 @device
 def _gather_rows(  # type: ignore[no-untyped-def]
     x, n, c_begin, c_end, rows, r_begin, r_end, pad, padded, u, u_start, u_row
-):
+):  # fmt: skip
     """Write the padded input rows that output rows [r_begin, r_end) read.
 
     One row of U for each (channel, kernel row) holds them one after the other. Up to one vector
@@ -324,18 +324,18 @@ def _transpose(y, y_start, y_row, x, x_start, x_row, rows, columns, keep):  # ty
             transpose_block(
                 y, y_start + j * y_row + i, y_row, x, x_start + i * x_row + j, x_row,
                 min(lanes, rows - i), min(lanes, columns - j), keep,
-            )
+            )  # fmt: skip
 
 
 @kernel(
-    array(4), array(4), array(2), array(2), INT, INT, INT, *_GEOMETRY, scratch(1),
-    scratch(1, "int64"), INT, REAL, REAL, INT, INT, INT, INT,
+    *(array(4), array(4), array(2), array(2), INT, INT, INT, *_GEOMETRY),
+    *(scratch(1), scratch(1, "int64"), INT, REAL, REAL, INT, INT, INT, INT, INT),
 )
 def conv_backward_weights_unfold(  # type: ignore[no-untyped-def]
     x, dy, dw, db, has_bias, group, kw, rows, stride, pad, dilation, u, places,
-    piece, keep_w, keep_b, o_begin, o_end, begin, end,
-):
-    """Set or add to the gradients of the filters [o_begin, o_end) from the images [begin, end).
+    piece, keep_w, keep_b, unit, first, last, begin, end,
+):  # fmt: skip
+    """Set or add to the gradients of some filters from the images [begin, end).
 
     Here U is unfolded along rows only: the kernel's columns are the same row read from different
     places. The product is dW^T += U dy^T with dy transposed, so that no sum is spread over lanes.
@@ -355,8 +355,11 @@ def conv_backward_weights_unfold(  # type: ignore[no-untyped-def]
         As large as `backward_weights_scratch` says.
     keep_w, keep_b : real
         Where 0, what dw or db holds is overwritten, else added to.
+    unit, first, last : int
+        The filters are [first * unit, last * unit).
     """
     lanes = lanes_of(x)
+    o_begin, o_end = first * unit, last * unit
     channels, filters = x.shape[1] // group, dy.shape[1] // group
     taps = rows.shape[0] * kw
     ow = dy.shape[3]
@@ -367,8 +370,9 @@ def conv_backward_weights_unfold(  # type: ignore[no-untyped-def]
     block = min(channels, max(1, _DEPTH // taps))
     dy_start = block * taps * width
     u_start = dy_start + (chunk * ow + lanes) * width
-    for i in range(block * taps):
-        places[i] = u_start + i // kw * chunk * padded + i % kw * dilation
+    for i in range(block * rows.shape[0]):
+        for j in range(kw):
+            places[i * kw + j] = u_start + i * chunk * padded + j * dilation
     if has_bias:
         for o in range(o_begin, o_end):
             if keep_b == 0:
@@ -376,9 +380,9 @@ def conv_backward_weights_unfold(  # type: ignore[no-untyped-def]
             for n in range(begin, end):
                 add_sum(db, piece * dy.shape[1] + o, dy, (n * dy.shape[1] + o) * pixels, pixels)
     for g in range(group):
-        last = min(o_end, (g + 1) * filters)
-        for o in range(max(o_begin, g * filters), last, width):
-            count = min(width, last - o)
+        stop = min(o_end, (g + 1) * filters)
+        for o in range(max(o_begin, g * filters), stop, width):
+            count = min(width, stop - o)
             for c in range(0, channels, block):
                 c_end = min(c + block, channels)
                 depth = (c_end - c) * taps
@@ -390,27 +394,25 @@ def conv_backward_weights_unfold(  # type: ignore[no-untyped-def]
                         _gather_rows(
                             x, n, g * channels + c, g * channels + c_end, rows, r, r_end, pad,
                             padded, u, u_start, chunk * padded,
-                        )
+                        )  # fmt: skip
                         _transpose(
                             u, dy_start, width, dy, (n * dy.shape[1] + o) * pixels + r * ow, pixels,
                             count, (r_end - r) * ow, 0,
-                        )
+                        )  # fmt: skip
                         multiply_scattered(
                             u, places, padded, stride, u, dy_start, width, u, 0, width,
                             depth, count, ow, r_end - r,
-                        )
+                        )  # fmt: skip
                 _transpose(
                     dw, piece * dw.shape[1] + o * channels * taps + c * taps, channels * taps,
                     u, 0, width, depth, count, keep_w != 0,
-                )
+                )  # fmt: skip
 
 
-@kernel(
-    array(4), array(4), array(4), array(2, "int64"), *_GEOMETRY, scratch(1), INT, INT
-)
+@kernel(array(4), array(4), array(4), array(2, "int64"), *_GEOMETRY, scratch(1), INT, INT)
 def conv_backward_data_unfold(  # type: ignore[no-untyped-def]
     dy, w, dx, outputs, rows, stride, pad, dilation, du, begin, end
-):
+):  # fmt: skip
     """Set dx to the gradient of the images [begin, end).
 
     Parameters
@@ -440,8 +442,8 @@ def conv_backward_data_unfold(  # type: ignore[no-untyped-def]
                     dy, (n * w.shape[0] + g * filters) * pixels, pixels,
                     du, 0, du_row,
                     (c_end - c) * taps, pixels, filters, ZERO, w, 0,
-                )
+                )  # fmt: skip
                 _fold(
                     dx, n, channel + c, channel + c_end, rows, outputs, w.shape[3], stride, pad,
                     dilation, dy.shape[3], du, du_row,
-                )
+                )  # fmt: skip

@@ -2,10 +2,11 @@
 
 * `multiply_nn`: C (+)= A B where the rows of B are contiguous. Each step of the contraction
   multiplies a few scalars of A, read where they lie with any strides, with a few vectors of B.
+* `multiply_scattered`: the same where the rows of A begin anywhere.
 * `multiply_nt`: C += A B^T where the rows of both are contiguous along the contraction; sums stay
   in vectors until the end.
 
-Neither packs anything: the callers arrange that B lies in a cache. A row of a tile that does not
+None packs anything: the callers arrange that B lies in a cache. A row of a tile that does not
 exist repeats the last one that does, and is stored over it; columns that do not exist are masked.
 All offsets and strides are in elements.
 """
@@ -21,8 +22,8 @@ from cgdnn.kernels.vector import Emitter, constant, emitted, lanes_of
 ZERO, KEEP, BIAS = 0, 1, 2
 """What a product is added to: nothing, the content of C, or one number a row."""
 
-
 _NN_LEAST_ROWS = 4
+"""Rows of the smallest nn tile that there is code for."""
 _NT_COLUMNS = 4
 
 
@@ -34,6 +35,11 @@ def _many_registers() -> bool:
 def _nn_shape() -> tuple[int, int]:
     """Return the most rows and vectors of an nn tile."""
     return (6, 4) if _many_registers() else (6, 2)
+
+
+def _nt_rows() -> int:
+    """Return the rows of an nt tile."""
+    return 4 if _many_registers() else 2
 
 
 @constant
@@ -51,12 +57,12 @@ def nn_vectors(e: Emitter, x: Any) -> int:
 @constant
 def nt_rows(e: Emitter, x: Any) -> int:
     """Return the rows of an nt tile."""
-    return 4 if _many_registers() else 2
+    return _nt_rows()
 
 
 def _emit_broadcast_tile(  # type: ignore[no-untyped-def]
     e, a_row, rows, b, b_row, columns, c, c_row, begin, segments, a_segment, depth, a_k
-):
+):  # fmt: skip
     """Emit C[rows x columns] = begin + sum over s < segments, k < depth of A[., s, k] B[s, k, .].
 
     Parameters
@@ -72,10 +78,10 @@ def _emit_broadcast_tile(  # type: ignore[no-untyped-def]
     last_lane = build.sub(columns, e.integer(1))
     vectors = build.sdiv(last_lane, e.integer(e.lanes))  # less one
     mask = e.first_lanes(build.sub(columns, build.mul(vectors, e.integer(e.lanes))))
-    extra = build.sub(rows, e.integer(_NN_LEAST_ROWS))
-    extra = build.select(build.icmp_signed("<", extra, e.integer(0)), e.integer(0), extra)
+    more = build.sub(rows, e.integer(_NN_LEAST_ROWS))
+    more = build.select(build.icmp_signed("<", more, e.integer(0)), e.integer(0), more)
     last_row = build.sub(rows, e.integer(1))
-    variant = build.add(build.mul(extra, e.integer(most_vectors)), vectors)
+    variant = build.add(build.mul(more, e.integer(most_vectors)), vectors)
     with e.cases(variant, (most_rows - _NN_LEAST_ROWS + 1) * most_vectors) as each:
         for case in each:
             mr, nv = case // most_vectors + _NN_LEAST_ROWS, case % most_vectors + 1
@@ -109,7 +115,7 @@ def _emit_broadcast_tile(  # type: ignore[no-untyped-def]
 def _nn_tile(  # type: ignore[no-untyped-def]
     e, a, a_start, a_row, a_k, rows, b, b_start, b_row, columns, c, c_start, c_row, depth,
     start, bias, bias_start,
-):
+):  # fmt: skip
     """C[rows x columns] = start + sum over k < depth of A[., k] B[k, .]; all numbers are int64."""
     build = e.builder
     a, bias = e.at(a, a_start), e.at(bias, bias_start)
@@ -126,14 +132,14 @@ def _nn_tile(  # type: ignore[no-untyped-def]
     _emit_broadcast_tile(
         e, lambda number: e.at(a, build.mul(number, a_row)), rows, e.at(b, b_start), b_row,
         columns, e.at(c, c_start), c_row, begin, e.integer(1), e.integer(0), depth, a_k,
-    )
+    )  # fmt: skip
 
 
 @emitted
 def _nn_tile_scattered(  # type: ignore[no-untyped-def]
     e, a, places, places_start, a_segment, a_k, rows, b, b_start, b_row, columns,
     c, c_start, c_row, depth, segments,
-):
+):  # fmt: skip
     """C[rows x columns] += sum over s < segments, k < depth of A[., s, k] B[s, k, .]."""
     places = e.at(places, places_start)
 
@@ -144,17 +150,16 @@ def _nn_tile_scattered(  # type: ignore[no-untyped-def]
     _emit_broadcast_tile(
         e, lambda number: e.at(a, e.scalar(e.at(places, number))), rows, e.at(b, b_start), b_row,
         columns, e.at(c, c_start), c_row, begin, segments, a_segment, depth, a_k,
-    )
+    )  # fmt: skip
 
 
 @emitted
 def _nt_tile(  # type: ignore[no-untyped-def]
-    e, a, a_start, a_row, a_segment, rows, b, b_start, b_row, b_segment, columns,
-    c, c_start, c_row, length, segments,
-):
-    """C[rows x columns] += sum over segments s and k < length of A[., s, k] B[., s, k]."""
+    e, a, a_start, a_row, rows, b, b_start, b_row, columns, c, c_start, c_row, depth
+):  # fmt: skip
+    """C[rows x columns] += sum over k < depth of A[., k] B[., k]; all numbers are int64."""
     build = e.builder
-    mr, nc = 4 if _many_registers() else 2, _NT_COLUMNS
+    mr, nc = _nt_rows(), _NT_COLUMNS
     a, b, c = e.at(a, a_start), e.at(b, b_start), e.at(c, c_start)
 
     def lines(base, stride, count, valid):  # type: ignore[no-untyped-def]
@@ -165,27 +170,21 @@ def _nt_tile(  # type: ignore[no-untyped-def]
     a_rows, c_rows = lines(a, a_row, mr, rows), lines(c, c_row, mr, rows)
     b_rows = lines(b, b_row, nc, columns)
     sums = [[e.variable(e.zero()) for _ in range(nc)] for _ in range(mr)]
-    whole = build.sdiv(length, e.integer(e.lanes))
+    whole = build.sdiv(depth, e.integer(e.lanes))
     done = build.mul(whole, e.integer(e.lanes))
-    tail = build.sub(length, done)
-    tail_mask = e.first_lanes(tail)
+    tail = build.sub(depth, done)
 
-    def step(a_offset, b_offset, mask):  # type: ignore[no-untyped-def]
-        right = [e.load(e.at(b_rows[j], b_offset), mask) for j in range(nc)]
+    def step(k, mask):  # type: ignore[no-untyped-def]
+        right = [e.load(e.at(b_rows[j], k), mask) for j in range(nc)]
         for m in range(mr):
-            left = e.load(e.at(a_rows[m], a_offset), mask)
+            left = e.load(e.at(a_rows[m], k), mask)
             for j in range(nc):
-                build.store(
-                    e.multiply_add(left, right[j], build.load(sums[m][j])), sums[m][j]
-                )
+                build.store(e.multiply_add(left, right[j], build.load(sums[m][j])), sums[m][j])
 
-    with e.loop(segments) as s:
-        a_base, b_base = build.mul(s.index, a_segment), build.mul(s.index, b_segment)
-        with e.loop(whole) as v:
-            k = build.mul(v.index, e.integer(e.lanes))
-            step(build.add(a_base, k), build.add(b_base, k), None)
-        with build.if_then(build.icmp_signed(">", tail, e.integer(0))):
-            step(build.add(a_base, done), build.add(b_base, done), tail_mask)
+    with e.loop(whole) as v:
+        step(build.mul(v.index, e.integer(e.lanes)), None)
+    with build.if_then(build.icmp_signed(">", tail, e.integer(0))):
+        step(done, e.first_lanes(tail))
 
     flat = [build.load(slot) for line in sums for slot in line]
     totals = [e.lane_sums(flat[i : i + e.lanes]) for i in range(0, mr * nc, e.lanes)]
@@ -207,7 +206,7 @@ def _nt_tile(  # type: ignore[no-untyped-def]
 def multiply_nn(  # type: ignore[no-untyped-def]
     a, a_start, a_row, a_k, b, b_start, b_row, c, c_start, c_row, m, n, depth,
     start, bias, bias_start,
-):
+):  # fmt: skip
     """Add A B to C, or to what `start` says, which C is then set to.
 
     Parameters
@@ -237,13 +236,13 @@ def multiply_nn(  # type: ignore[no-untyped-def]
                 b, b_start + left, b_row, right - left,
                 c, c_start + top * c_row + left, c_row, depth,
                 start, bias, bias_start + top,
-            )
+            )  # fmt: skip
 
 
 @device
 def multiply_scattered(  # type: ignore[no-untyped-def]
     a, places, a_segment, a_k, b, b_start, b_row, c, c_start, c_row, m, n, depth, segments
-):
+):  # fmt: skip
     """Add A B to C, where the rows of A begin anywhere and are made of segments.
 
     Parameters
@@ -262,31 +261,27 @@ def multiply_scattered(  # type: ignore[no-untyped-def]
         _nn_tile_scattered(
             a, places, top, a_segment, a_k, bottom - top, b, b_start, b_row, n,
             c, c_start + top * c_row, c_row, depth, segments,
-        )
+        )  # fmt: skip
 
 
 @device
 def multiply_nt(  # type: ignore[no-untyped-def]
-    a, a_start, a_row, a_segment, b, b_start, b_row, b_segment, c, c_start, c_row, m, n,
-    length, segments,
-):
-    """Add A B^T to C, where a row of A or B is made of segments.
+    a, a_start, a_row, b, b_start, b_row, c, c_start, c_row, m, n, depth
+):  # fmt: skip
+    """Add A B^T to C.
 
     Parameters
     ----------
     a, b, c : arrays of the run's type
-        Of any number of axes; element k of segment s of row i of A is
-        ``a.flat[a_start + i * a_row + s * a_segment + k]``, and of B likewise; C[i, j] is
-        ``c.flat[c_start + i * c_row + j]``.
-    m, n : int
-        C is m x n.
-    length, segments : int
-        Elements in a segment, and segments in a row.
+        Of any number of axes; A[i, k] is ``a.flat[a_start + i * a_row + k]``, and B[j, k] and
+        C[i, j] likewise.
+    m, n, depth : int
+        C is m x n, A is m x depth, B is n x depth.
     """
     for left in range(0, n, _NT_COLUMNS):
         for top in range(0, m, nt_rows(c)):
             _nt_tile(
-                a, a_start + top * a_row, a_row, a_segment, min(nt_rows(c), m - top),
-                b, b_start + left * b_row, b_row, b_segment, min(_NT_COLUMNS, n - left),
-                c, c_start + top * c_row + left, c_row, length, segments,
-            )
+                a, a_start + top * a_row, a_row, min(nt_rows(c), m - top),
+                b, b_start + left * b_row, b_row, min(_NT_COLUMNS, n - left),
+                c, c_start + top * c_row + left, c_row, depth,
+            )  # fmt: skip

@@ -51,11 +51,11 @@ def product_nt(a, b, bias, has_bias, c, block_begin, block_end, begin, end):  # 
         for block in range(block_begin, block_end):
             first = block * width
             multiply_nt(
-                a, begin * depth + k, depth, 0,
-                b, first * depth + k, depth, 0,
+                a, begin * depth + k, depth,
+                b, first * depth + k, depth,
                 c, (block * c.shape[1] + begin) * width, width,
-                end - begin, min(width, columns - first), min(_CONTRACTION, depth - k), 1,
-            )
+                end - begin, min(width, columns - first), min(_CONTRACTION, depth - k),
+            )  # fmt: skip
 
 
 @kernel(*_ARGUMENTS)
@@ -79,7 +79,7 @@ def product_nn(a, b, bias, has_bias, c, block_begin, block_end, begin, end):  # 
                 b, k * columns + first, columns,
                 c, (block * c.shape[1] + begin) * width, width,
                 end - begin, min(width, columns - first), min(_DEPTH, depth - k), KEEP, bias, 0,
-            )
+            )  # fmt: skip
 
 
 @kernel(array(2), array(2), array(2), REAL, INT, INT)
@@ -95,7 +95,7 @@ def product_tn(a, b, c, accumulate, begin, end):  # type: ignore[no-untyped-def]
     multiply_nn(
         a, begin, 1, a.shape[1], b, 0, b.shape[1], c, begin * c.shape[1], c.shape[1],
         end - begin, c.shape[1], a.shape[0], ZERO if accumulate == 0 else KEEP, b, 0,
-    )
+    )  # fmt: skip
 
 
 @kernel(array(3), array(2), INT, INT)

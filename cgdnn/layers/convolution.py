@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import ClassVar
 
 import numpy as np
@@ -39,6 +39,9 @@ _FLOP_NANOSECONDS = 0.006
 _MOST_PARTIAL = 1 << 20
 """Weights beyond which each piece of the weight gradient computes some filters from all images,
 rather than all filters from some images: sixteen partial gradients would take too much memory."""
+
+_FILTERS = 64
+"""Filters that are best computed together where they are cut."""
 
 
 @dataclass(frozen=True)
@@ -315,7 +318,7 @@ class Convolution(Layer):
         filters, size = self._weight_view[0], prod(self._weight_view)
         sums = [operands.partial("dw", (size,)), operands.partial("db", (filters,))]
         arrays = [read(x, self._bottom_view), read(dy, self._top_view), *map(row, sums)]
-        numbers: list[Argument] = [PIECE, 0.0, 0.0, 0, filters, BEGIN, END]
+        numbers: list[Argument] = [PIECE, 0.0, 0.0, filters, 0, 1, BEGIN, END]
         steps = [self._weights_step(operands, arrays, numbers, self._samples)]
         for index, diff in enumerate(operands.param_diff):
             if operands.learn[index]:
@@ -326,7 +329,7 @@ class Convolution(Layer):
 
     def _by_filter(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
         """Return one step over filters that reads all samples."""
-        filters = self._weight_view[0]
+        unit = gcd(self._weight_view[0], _FILTERS)
         diffs = operands.param_diff
         keep = [operands.accumulate(index) for index in range(len(diffs))]
         arrays = [
@@ -334,8 +337,8 @@ class Convolution(Layer):
             read_all(dy, self._top_view),
             *(update(diff, (1, diff.size)) for diff in (diffs[0], diffs[-1])),
         ]
-        numbers: list[Argument] = [0, keep[0], keep[-1], BEGIN, END, 0, self._samples]
-        return [self._weights_step(operands, arrays, numbers, filters)]
+        numbers: list[Argument] = [0, keep[0], keep[-1], unit, BEGIN, END, 0, self._samples]
+        return [self._weights_step(operands, arrays, numbers, self._weight_view[0] // unit)]
 
     def _weights_step(
         self, operands: Operands, arrays: list[Use], numbers: list[Argument], extent: int
