@@ -27,21 +27,50 @@ def to_lanes(e, x, x_start, x_row, channels, plane, plane_start, columns):  # ty
         sources = [e.at(x, first, build.mul(e.integer(i), x_row)) for i in range(e.lanes)]
         target = e.at(plane, build.mul(first, lanes))
 
-        def copy(masks):  # type: ignore[no-untyped-def]
-            rows = [e.load(p, m) for p, m in zip(sources, masks, strict=True)]
-            for i, vector in enumerate(e.transposed(rows)):
-                e.store(vector, e.at(target, e.integer(i * e.lanes)))
-
+        rows = [e.variable(e.zero()) for _ in sources]
         whole = build.icmp_signed(">=", e.smaller(left, channels), lanes)
         with build.if_else(whole) as (yes, no):
             with yes:
-                copy([None] * e.lanes)
+                for source, slot in zip(sources, rows, strict=True):
+                    build.store(e.load(source), slot)
             with no:
-                counts = [
-                    build.select(build.icmp_signed("<", e.integer(i), channels), left, e.integer(0))
-                    for i in range(e.lanes)
-                ]
-                copy([e.first_lanes(count) for count in counts])
+                for i, (source, slot) in enumerate(zip(sources, rows, strict=True)):
+                    exists = build.icmp_signed("<", e.integer(i), channels)
+                    mask = e.first_lanes(build.select(exists, left, e.integer(0)))
+                    build.store(e.load(source, mask), slot)
+        for i, vector in enumerate(e.transposed([build.load(slot) for slot in rows])):
+            e.store(vector, e.at(target, e.integer(i * e.lanes)))
+
+
+@emitted
+def to_pixels(e, x, x_start, x_row, channels, y, y_start, pitch, columns):  # type: ignore[no-untyped-def]
+    """Copy `columns` elements of each of up to L channels to pixels of `pitch` elements.
+
+    ``y.flat[y_start + j * pitch + c]`` gets ``x.flat[x_start + c * x_row + j]``; nothing else is
+    written.
+    """
+    build = e.builder
+    lanes = e.integer(e.lanes)
+    x, y = e.at(x, x_start), e.at(y, y_start)
+    groups = build.sdiv(build.add(columns, e.integer(e.lanes - 1)), lanes)
+    few = min(4, e.lanes)
+    many = build.zext(build.icmp_signed(">", channels, e.integer(few)), channels.type)
+    written = e.first_lanes(channels)
+    with e.cases(many, 2) as each:
+        for case in each:
+            most = e.lanes if case else few
+            with e.loop(groups) as group:
+                first = build.mul(group.index, lanes)
+                left = build.sub(columns, first)
+                rows = [e.zero()] * e.lanes
+                for i in range(most):
+                    exists = build.icmp_signed("<", e.integer(i), channels)
+                    mask = e.first_lanes(build.select(exists, left, e.integer(0)))
+                    rows[i] = e.load(e.at(x, first, build.mul(e.integer(i), x_row)), mask)
+                target = e.at(y, build.mul(first, pitch))
+                for i, vector in enumerate(e.transposed(rows)):
+                    with build.if_then(build.icmp_signed("<", e.integer(i), left)):
+                        e.store(vector, e.at(target, build.mul(e.integer(i), pitch)), written)
 
 
 @emitted
@@ -81,5 +110,5 @@ def from_lanes(  # type: ignore[no-untyped-def]
 def fill_zero(e, plane, start, count):  # type: ignore[no-untyped-def]
     """Set `count` vectors to zero."""
     plane = e.at(plane, start)
-    with e.loop(count) as i:
-        e.store(e.zero(), e.at(plane, e.builder.mul(i.index, e.integer(e.lanes))))
+    with e.sweep(count, (plane, e.integer(e.lanes))) as (place,):
+        e.store(e.zero(), place)

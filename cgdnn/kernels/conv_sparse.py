@@ -1,0 +1,653 @@
+"""Backward passes of convolution over the non-zero output gradients, one piece on one core.
+
+Max pooling and ReLU leave dy mostly zero; only the non-zero part ("goodput") is multiplied here.
+For two spatial axes, any stride and padding, dilation 1 and group 1; blobs stay in N, C, H, W
+order. The input channels lie in the lanes of vectors, so every non-zero is one broadcast that
+meets whole vectors, and a place of the kernel is a shift of a base pointer: nothing is unfolded.
+
+* backward_weights: a list for each (image, filter) of the non-zeros and the places in x where
+  their windows begin. A tile of dw, some rows of the window, stays in registers while a list is
+  gone through: dw += value * x[place + shift].
+* backward_data: a list for each (image, pixel) of the non-zeros and the places of their filters in
+  w. The sums of a window's columns stay in registers while the window moves along a row: they are
+  shifted by one vector where the window moves by one pixel, and what falls out is added to dx.
+
+Each list is made by one pass over dy: compare with zero, compress, count. Values and places lie in
+two arrays, one list behind the other, with a table of starts, in scratch that fits the caches.
+CT-CSR of spg-CNN keeps one form for both passes, from which the data gradient can only scatter:
+load, add and store a vector of dx for every place of every non-zero. That is bound by one store a
+cycle, and both passes together reached 1.0, 2.1 and 3.4 times the dense peak at 0.75, 0.9 and 0.95
+zeros on 100 images of 32 x 16 x 16 by 5 x 5 x 32. Lists of their own for each pass cost 3 % more
+compression and reach 2.0, 3.8 and 5.6: a multiply-add needs one load and no store. Tiling by
+columns, the T of CT-CSR, is the cut into bands of rows and panels of filters.
+
+A value is listed unless it equals 0: NaN and infinities are, -0.0 is not. Where dy is all zeros
+the gradients are exactly 0.
+
+See Rajbhandari et al.: "Optimizing CNNs on multicores for scalability, performance and goodput",
+ASPLOS 2017.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from cgdnn import machine
+from cgdnn.kernels._jit import INT, REAL, Kernel, array, device, kernel, scratch
+from cgdnn.kernels.relay import fill_zero, from_lanes, to_lanes, to_pixels
+from cgdnn.kernels.vector import Emitter, add_sum, constant, emitted, lanes_of
+
+_I32 = ir.IntType(32)
+_I64 = ir.IntType(64)
+
+_MOST_ROWS = 8
+"""Rows of a tile."""
+_PANEL = 32
+"""Filters whose non-zeros share a list of backward_data: a tile of their weights is 50 KB."""
+_NEAR_BYTES = 32 << 10
+"""Size that a block of channels of a band of x should not exceed, to stay in the first cache."""
+_BAND_BYTES = 512 << 10
+"""Size that a band of dx, or the lists of a band, should not exceed."""
+
+
+def most_sums() -> int:
+    """Return the most vectors of a tile: they leave room in the registers for a broadcast."""
+    return 25 if machine.vector_bytes() == 64 else 12
+
+
+def _lanes() -> int:
+    """Return the lanes of a float32 vector; scratch for as many float64 elements has room."""
+    return machine.vector_bytes() // 4
+
+
+def _most_rows(vectors: int) -> int:
+    """Return the most rows of a tile that is so many vectors wide."""
+    return max(1, min(_MOST_ROWS, most_sums() // vectors))
+
+
+@dataclass(frozen=True)
+class Window:
+    """The shapes of a convolution over two spatial axes; pairs are (rows, columns).
+
+    Attributes
+    ----------
+    channels, filters : int
+    size, output, kernel, stride, pad : tuple of int
+        Of an input image, an output image, and the window.
+    """
+
+    channels: int
+    filters: int
+    size: tuple[int, int]
+    output: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    pad: tuple[int, int]
+
+    @property
+    def _blocks(self) -> int:
+        return -(-self.channels // _lanes())
+
+    @property
+    def packs(self) -> bool:
+        """Whether x is laid pixel by pixel without gaps, so that vectors span several pixels.
+
+        So it is where fewer vectors cover a row of the window: with few channels, or odd counts.
+        """
+        run = -(-self.kernel[1] * self.channels // _lanes())
+        return run < self.kernel[1] * self._blocks and run <= most_sums()
+
+    @property
+    def weights_row(self) -> int:
+        """Elements of the sums of one filter (see `conv_sparse_sum_weights`)."""
+        columns = self.kernel[1] * (self.channels if self.packs else self._blocks * _lanes())
+        return _spread(self.kernel[0] * -(-columns // _lanes()) * _lanes())
+
+    @property
+    def data_row(self) -> int:
+        """Elements of one filter in the order of `conv_sparse_pack_weights`."""
+        return _spread(self.kernel[0] * self.kernel[1] * self._blocks * _lanes())
+
+    @property
+    def _line(self) -> int:
+        """Columns of a padded image."""
+        return self.size[1] + 2 * self.pad[1]
+
+    def weights_band(self) -> int:
+        """Return how many output rows backward_weights takes at a time."""
+        pitch = self.channels if self.packs else _lanes()
+        rows = _NEAR_BYTES // (4 * pitch * self._line)
+        return self._band((rows - self.kernel[0]) // self.stride[0] + 1)
+
+    def data_band(self) -> int:
+        """Return how many output rows backward_data takes at a time."""
+        row = 4 * self._blocks * _lanes() * self._line * self.stride[0]
+        lists = 8 * self.filters * self.output[1]
+        return self._band(_BAND_BYTES // max(row, lists))
+
+    def _band(self, most: int) -> int:
+        """Return the rows of the fewest equal bands of at most so many rows."""
+        bands = -(-self.output[0] // max(1, most))
+        return -(-self.output[0] // bands)
+
+    def weights_scratch(self) -> list[tuple[int, str]]:
+        """Return length and type of the scratch arrays of backward_weights, in order."""
+        band = self.weights_band()
+        rows = (band - 1) * self.stride[0] + self.kernel[0]
+        pitch = self.channels if self.packs else self._blocks * _lanes()
+        pixels = band * self.output[1]
+        return [
+            (rows * self._line * pitch + _lanes() ** 2, "real"),
+            (self.filters * pixels + _lanes(), "real"),
+            (self.filters * pixels + _lanes(), "int32"),
+            (pixels + _lanes(), "int32"),
+            (self.filters + 1 + self._offsets(), "int64"),
+        ]
+
+    def data_scratch(self) -> list[tuple[int, str]]:
+        """Return length and type of the scratch arrays of backward_data, in order."""
+        band = self.data_band()
+        rows = band * self.stride[0] + self.kernel[0] - 1
+        pixels = band * self.output[1]
+        panels = -(-self.filters // _PANEL)
+        return [
+            (rows * self._line * self._blocks * _lanes() + _lanes() ** 2, "real"),
+            (self.filters * pixels + _lanes(), "real"),
+            (self.filters * pixels + _lanes(), "int32"),
+            (_PANEL * _lanes(), "real"),
+            (panels * pixels + 1 + self._offsets(), "int64"),
+        ]
+
+    def _offsets(self) -> int:
+        """Return the rows of all windows: float64 has half the lanes, so more blocks."""
+        return -(-2 * self.channels // _lanes()) * self.kernel[0]
+
+
+def _spread(elements: int) -> int:
+    """Return a stride near `elements` that does not fall into the same sets of a cache."""
+    return elements + _lanes() * (elements % 512 == 0)
+
+
+def _append(e, lists, cursor, value, place):  # type: ignore[no-untyped-def]
+    """Append the non-zero lanes of `value`, and the same lanes of `place`, to two lists.
+
+    Up to a vector beyond their end is overwritten.
+    """
+    build = e.builder
+    mask = build.fcmp_unordered("!=", value, e.zero())
+    end = build.load(cursor)
+    if machine.vector_bytes() == 64:
+        for target, vector in zip(lists, (value, place), strict=True):
+            e.store(_compressed(e, vector, mask), e.at(target, end))
+        count = build.ctpop(build.bitcast(mask, ir.IntType(e.lanes)))
+        end = build.add(end, build.zext(count, _I64))
+    else:  # without an instruction for it, the way through memory is the shortest
+        for lane in range(e.lanes):
+            for target, vector in zip(lists, (value, place), strict=True):
+                element = build.extract_element(vector, ir.Constant(_I32, lane))
+                build.store(element, e.at(target, end))
+            listed = build.extract_element(mask, ir.Constant(_I32, lane))
+            end = build.add(end, build.zext(listed, _I64))
+    build.store(end, cursor)
+
+
+def _compressed(e, vector, mask):  # type: ignore[no-untyped-def]
+    """Return the lanes of `vector` that `mask` turns on, moved to the front."""
+    suffix = {"i32": "i32", "float": "f32", "double": "f64"}[str(vector.type.element)]
+    name = f"llvm.experimental.vector.compress.v{e.lanes}{suffix}"
+    kind = ir.FunctionType(vector.type, [vector.type, mask.type, vector.type])
+    function = cgutils.get_or_insert_function(e.builder.module, kind, name)
+    return e.builder.call(function, [vector, mask, ir.Constant(vector.type, ir.Undefined)])
+
+
+@emitted
+def _list_planes(  # type: ignore[no-untyped-def]
+    e, values, places, starts, dy, dy_start, plane, planes, positions, count
+):
+    """List the non-zeros of the first `count` elements of each plane of dy.
+
+    The list of plane p is [starts[p], starts[p + 1]); the place of element i is positions[i].
+    """
+    build = e.builder
+    dy = e.at(dy, dy_start)
+    whole = build.sdiv(count, e.integer(e.lanes))
+    done = build.mul(whole, e.integer(e.lanes))
+    tail = build.sub(count, done)
+    mask = e.first_lanes(tail)
+    cursor = e.variable(e.integer(0))
+
+    def append(source, at, mask):  # type: ignore[no-untyped-def]
+        kind = ir.VectorType(_I32, e.lanes)
+        place = build.load(build.bitcast(e.at(positions, at), kind.as_pointer()))
+        place.align = 4
+        _append(e, (values, places), cursor, e.load(e.at(source, at), mask), place)
+
+    with e.loop(planes) as p:
+        build.store(build.load(cursor), e.at(starts, p.index))
+        source = e.at(dy, build.mul(p.index, plane))
+        with e.loop(whole) as v:
+            append(source, build.mul(v.index, e.integer(e.lanes)), None)
+        with build.if_then(build.icmp_signed(">", tail, e.integer(0))):
+            append(source, done, mask)
+    build.store(build.load(cursor), e.at(starts, planes))
+
+
+@emitted
+def _list_pixels(  # type: ignore[no-untyped-def]
+    e, values, places, starts, first, dy, dy_start, plane, planes, turned, count, w_row
+):
+    """List the non-zeros of each pixel of `planes` planes of dy, one plane for each filter.
+
+    The list of pixel p is [starts[first + p], starts[first + p + 1]), the first of which is given;
+    the place of filter o is o * w_row.
+    """
+    build = e.builder
+    lanes = e.integer(e.lanes)
+    dy, starts = e.at(dy, dy_start), e.at(starts, first)
+    numbers = ir.Constant(ir.VectorType(_I32, e.lanes), list(range(e.lanes)))
+    filter_places = build.mul(numbers, e.splat(build.trunc(w_row, _I32)))
+    blocks = build.sdiv(build.add(planes, e.integer(e.lanes - 1)), lanes)
+    width = build.mul(blocks, lanes)
+    cursor = e.variable(e.scalar(starts))
+    groups = build.sdiv(build.add(count, e.integer(e.lanes - 1)), lanes)
+    with e.loop(groups) as g:
+        pixel = build.mul(g.index, lanes)
+        here = e.smaller(build.sub(count, pixel), lanes)
+        with e.loop(blocks) as b:
+            o = build.mul(b.index, lanes)
+            rows = []
+            for i in range(e.lanes):
+                number = build.add(o, e.integer(i))
+                exists = build.icmp_signed("<", number, planes)
+                mask = e.first_lanes(build.select(exists, here, e.integer(0)))
+                rows.append(e.load(e.at(dy, build.mul(number, plane), pixel), mask))
+            for i, vector in enumerate(e.transposed(rows)):
+                e.store(vector, e.at(turned, build.mul(e.integer(i), width), o))
+        with e.loop(here) as p:
+            with e.loop(blocks) as b:
+                o = build.mul(b.index, lanes)
+                value = e.load(e.at(turned, build.mul(p.index, width), o))
+                base = e.splat(build.trunc(build.mul(o, w_row), _I32))
+                _append(e, (values, places), cursor, value, build.add(base, filter_places))
+            build.store(build.load(cursor), e.at(starts, pixel, p.index, e.integer(1)))
+
+
+@contextmanager
+def _each_listed(e, values, places, begin, end):  # type: ignore[no-untyped-def]
+    """Open a loop over the list [begin, end); yields the value in all lanes, and the place."""
+    with cgutils.for_range(e.builder, end, start=begin) as i:
+        value = e.splat(e.scalar(e.at(values, i.index)))
+        yield value, e.builder.sext(e.scalar(e.at(places, i.index)), _I64)
+
+
+def _emit_gather(  # type: ignore[no-untyped-def]
+    e, rows, vectors, image, offsets, dw, dw_row, filters, values, places, starts
+):
+    """Emit dw[o] += sum over the list of filter o of value * image[place], for a tile of dw."""
+    build = e.builder
+    lines = [e.scalar(e.at(offsets, e.integer(r))) for r in range(rows)]
+    shifts = [e.integer(v * e.lanes) for v in range(vectors)]
+    with e.loop(filters) as o:
+        target = e.at(dw, build.mul(o.index, dw_row))
+        spots = [e.at(target, e.integer(i * e.lanes)) for i in range(rows * vectors)]
+        sums = [e.variable(e.load(spot)) for spot in spots]
+        begin = e.scalar(e.at(starts, o.index))
+        end = e.scalar(e.at(starts, o.index, e.integer(1)))
+        with _each_listed(e, values, places, begin, end) as (value, place):
+            pixel = e.at(image, place)
+            shifted = [e.at(pixel, line, shift) for line in lines for shift in shifts]
+            for x, total in zip(shifted, sums, strict=True):
+                build.store(e.multiply_add(value, e.load(x), build.load(total)), total)
+        for spot, total in zip(spots, sums, strict=True):
+            e.store(build.load(total), spot)
+
+
+def _emit_scatter(  # type: ignore[no-untyped-def]
+    e, rows, columns, image, line, offsets, w, values, places, starts, height, width, down, across
+):
+    """Emit image[pixel + shift] += sum over the list of each pixel of value * w[place], for a tile.
+
+    Output pixels are height x width, strides in image are `down` lines and `across` vectors.
+    """
+    build = e.builder
+    lines = [e.scalar(e.at(offsets, e.integer(r))) for r in range(rows)]
+    tile = [[e.variable(e.zero()) for _ in range(columns)] for _ in range(rows)]
+    flat = [total for sums in tile for total in sums]
+    step = build.mul(across, e.integer(e.lanes))
+    finished = e.smaller(across, e.integer(columns))
+
+    def finish_column(place):  # type: ignore[no-untyped-def]
+        """Add the first column of sums to the image; the others move up."""
+        for offset, sums in zip(lines, tile, strict=True):
+            target = e.at(place, offset)
+            e.store(build.fadd(e.load(target), build.load(sums[0])), target)
+            for left, right in pairwise(sums):
+                build.store(build.load(right), left)
+            build.store(e.zero(), sums[-1])
+
+    with e.loop(height) as i:
+        pixels = e.at(image, build.mul(build.mul(i.index, down), line))
+        lists = e.at(starts, build.mul(i.index, width))
+        for total in flat:
+            build.store(e.zero(), total)
+        with e.loop(width) as j:
+            begin = e.scalar(e.at(lists, j.index))
+            end = e.scalar(e.at(lists, j.index, e.integer(1)))
+            with _each_listed(e, values, places, begin, end) as (value, place):
+                for number, total in enumerate(flat):
+                    weights = e.load(e.at(w, place, e.integer(number * e.lanes)))
+                    build.store(e.multiply_add(value, weights, build.load(total)), total)
+            pixel = e.at(pixels, build.mul(j.index, step))
+            with e.loop(finished) as k:
+                finish_column(e.at(pixel, build.mul(k.index, e.integer(e.lanes))))
+        last = e.at(pixels, build.mul(build.sub(width, e.integer(1)), step))
+        with cgutils.for_range(build, e.integer(columns), start=finished) as k:
+            finish_column(e.at(last, build.mul(k.index, e.integer(e.lanes))))
+
+
+@device
+def _set_offsets(offsets, first, blocks, rows, plane, line):  # type: ignore[no-untyped-def]
+    """Set the offset of each row of the window in each block of channels of an image."""
+    for b in range(blocks):
+        for q in range(rows):
+            offsets[first + b * rows + q] = b * plane + q * line
+
+
+@device
+def _lay_image(  # type: ignore[no-untyped-def]
+    x, n, image, blocks, pitch, plane, line, first, rows, pad_w
+):
+    """Lay `rows` rows of image n, the first of which may be outside of it, in blocks of channels.
+
+    From low to high addresses, since what is behind a row may be overwritten with zeros; so the
+    columns of the padding stay 0.
+    """
+    lanes = lanes_of(x)
+    channels, height, width = x.shape[1], x.shape[2], x.shape[3]
+    for b in range(blocks):
+        for r in range(rows):
+            h = first + r
+            place = b * plane + r * line
+            if h < 0 or h >= height:
+                fill_zero(image, place, (line + lanes - 1) // lanes)
+            elif pitch == lanes:
+                source = ((n * channels + b * lanes) * height + h) * width
+                to_lanes(
+                    x, source, height * width, min(lanes, channels - b * lanes),
+                    image, place + pad_w * lanes, width,
+                )
+            else:
+                for c in range(0, channels, lanes):
+                    source = ((n * channels + c) * height + h) * width
+                    to_pixels(
+                        x, source, height * width, min(lanes, channels - c),
+                        image, place + pad_w * pitch + c, pitch, width,
+                    )
+
+
+_GEOMETRY = (INT, INT, INT, INT, INT, INT)  # rows of the window, strides, padding, band
+
+
+@cache
+def conv_backward_weights_sparse(columns: int, packs: bool) -> Kernel:
+    """Return the kernel that sums the weight gradients of the images [begin, end).
+
+    Parameters of the kernel, after those of `Window`, whose scratch comes last:
+
+    x : array (N, C, H, W)
+    dy : array (N, Co, R, OW)
+    dw : array (pieces, Co * weights_row)
+        Row `piece` is overwritten, as `conv_sparse_sum_weights` reads it.
+    db : array (pieces, Co)
+        Likewise; not touched unless `has_bias`.
+
+    Parameters
+    ----------
+    columns : int
+        Of the window; with `packs`, times the channels.
+    packs : bool
+        See `Window.packs`.
+    """
+
+    def vectors_of(e: Emitter) -> int:
+        return -(-columns // e.lanes) if packs else columns
+
+    @constant
+    def vectors(e: Emitter, x: Any) -> int:
+        return vectors_of(e)
+
+    @constant
+    def most_rows(e: Emitter, x: Any) -> int:
+        return _most_rows(vectors_of(e))
+
+    @emitted
+    def gather(  # type: ignore[no-untyped-def]
+        e, image, offsets, first, rows, dw, dw_start, dw_row, filters, values, places, starts
+    ):
+        offsets, dw = e.at(offsets, first), e.at(dw, dw_start)
+        number = e.builder.sub(rows, e.integer(1))
+        with e.cases(number, _most_rows(vectors_of(e))) as each:
+            for case in each:
+                _emit_gather(
+                    e, case + 1, vectors_of(e), image, offsets, dw, dw_row, filters, values,
+                    places, starts,
+                )
+
+    def function(  # type: ignore[no-untyped-def]
+        x, dy, dw, db, has_bias, window_rows, stride_h, stride_w, pad_h, pad_w, band,
+        image, values, places, positions, starts, piece, begin, end,
+    ):
+        lanes = lanes_of(x)
+        channels, filters = x.shape[1], dy.shape[1]
+        height, width = dy.shape[2], dy.shape[3]
+        pitch = channels if packs else lanes
+        blocks = 1 if packs else (channels + lanes - 1) // lanes
+        line = (x.shape[3] + 2 * pad_w) * pitch
+        plane = ((band - 1) * stride_h + window_rows) * line
+        dw_row = dw.shape[1] // filters
+        for i in range(band):
+            for j in range(width):
+                positions[i * width + j] = i * stride_h * line + j * stride_w * pitch
+        offsets = filters + 1
+        _set_offsets(starts, offsets, blocks, window_rows, plane, line)
+        fill_zero(image, 0, (blocks * plane + lanes - 1) // lanes)
+        for i in range(dw.shape[1]):
+            dw[piece, i] = 0
+        if has_bias:
+            for o in range(filters):
+                db[piece, o] = 0
+                for n in range(begin, end):
+                    add_sum(
+                        db, piece * filters + o, dy, (n * filters + o) * height * width,
+                        height * width,
+                    )
+        rows = blocks * window_rows
+        tiles = (rows + most_rows(x) - 1) // most_rows(x)
+        for n in range(begin, end):
+            for top in range(0, height, band):
+                tall = min(band, height - top)
+                _lay_image(
+                    x, n, image, blocks, pitch, plane, line, top * stride_h - pad_h,
+                    (tall - 1) * stride_h + window_rows, pad_w,
+                )
+                _list_planes(
+                    values, places, starts, dy, (n * filters * height + top) * width,
+                    height * width, filters, positions, tall * width,
+                )
+                for tile in range(tiles):
+                    first = rows * tile // tiles
+                    count = rows * (tile + 1) // tiles - first
+                    gather(
+                        image, starts, offsets + first, count,
+                        dw, piece * dw.shape[1] + first * vectors(x) * lanes, dw_row, filters,
+                        values, places, starts,
+                    )
+
+    function.__name__ = f"conv_backward_weights_sparse_{'run' if packs else ''}{columns}"
+    return kernel(
+        array(4), array(4), array(2), array(2), INT, *_GEOMETRY, scratch(1), scratch(1),
+        scratch(1, "int32"), scratch(1, "int32"), scratch(1, "int64"), INT, INT, INT,
+    )(function)
+
+
+@cache
+def conv_backward_data_sparse(columns: int) -> Kernel:
+    """Return the kernel that sets dx to the gradient of the images [begin, end).
+
+    Parameters of the kernel, after those of `Window`, whose scratch comes last:
+
+    dy : array (N, Co, R, OW)
+    w : array (Co, data_row)
+        From `conv_sparse_pack_weights`.
+    dx : array (N, C, H, W)
+
+    Parameters
+    ----------
+    columns : int
+        Of the window.
+    """
+    most_rows = _most_rows(columns)
+
+    @emitted
+    def scatter(  # type: ignore[no-untyped-def]
+        e, image, line, offsets, first, rows, w, w_start, values, places, starts, starts_at,
+        height, width, down, across,
+    ):
+        offsets, w, starts = e.at(offsets, first), e.at(w, w_start), e.at(starts, starts_at)
+        with e.cases(e.builder.sub(rows, e.integer(1)), most_rows) as each:
+            for case in each:
+                _emit_scatter(
+                    e, case + 1, columns, image, line, offsets, w, values, places, starts,
+                    height, width, down, across,
+                )
+
+    def function(  # type: ignore[no-untyped-def]
+        dy, w, dx, window_rows, stride_h, stride_w, pad_h, pad_w, band,
+        image, values, places, turned, starts, begin, end,
+    ):
+        lanes = lanes_of(dx)
+        channels, filters = dx.shape[1], dy.shape[1]
+        height, width = dy.shape[2], dy.shape[3]
+        blocks = (channels + lanes - 1) // lanes
+        line = (dx.shape[3] + 2 * pad_w) * lanes
+        band_rows = band * stride_h + window_rows - 1
+        plane = band_rows * line
+        offsets = (filters + _PANEL - 1) // _PANEL * band * width + 1
+        _set_offsets(starts, offsets, blocks, window_rows, plane, line)
+        rows = blocks * window_rows
+        tiles = (rows + most_rows - 1) // most_rows
+        for n in range(begin, end):
+            fill_zero(image, 0, blocks * plane // lanes)
+            for top in range(0, height, band):
+                tall = min(band, height - top)
+                pixels = tall * width
+                starts[0] = 0
+                for o in range(0, filters, _PANEL):
+                    _list_pixels(
+                        values, places, starts, o // _PANEL * pixels,
+                        dy, ((n * filters + o) * height + top) * width, height * width,
+                        min(_PANEL, filters - o), turned, pixels, w.shape[1],
+                    )
+                for tile in range(tiles):
+                    first = rows * tile // tiles
+                    count = rows * (tile + 1) // tiles - first
+                    for o in range(0, filters, _PANEL):
+                        scatter(
+                            image, line, starts, offsets + first, count,
+                            w, o * w.shape[1] + first * columns * lanes,
+                            values, places, starts, o // _PANEL * pixels,
+                            tall, width, stride_h, stride_w,
+                        )
+                last = top + band >= height
+                done = dx.shape[2] + 2 * pad_h - top * stride_h if last else band * stride_h
+                for r in range(done):
+                    h = top * stride_h + r - pad_h
+                    if 0 <= h < dx.shape[2]:
+                        for c in range(0, channels, lanes):
+                            from_lanes(
+                                image, c // lanes * plane + r * line + pad_w * lanes,
+                                dx, ((n * channels + c) * dx.shape[2] + h) * dx.shape[3],
+                                dx.shape[2] * dx.shape[3], min(lanes, channels - c),
+                                dx.shape[3], 0,
+                            )
+                if not last:  # the rows that the next band adds to become its first
+                    kept = (band_rows - done) * line
+                    for b in range(blocks):
+                        for i in range(b * plane, b * plane + kept):
+                            image[i] = image[i + done * line]
+                        fill_zero(image, b * plane + kept, (plane - kept) // lanes)
+
+    function.__name__ = f"conv_backward_data_sparse_{columns}"
+    return kernel(
+        array(4), array(2), array(4), *_GEOMETRY, scratch(1), scratch(1), scratch(1, "int32"),
+        scratch(1), scratch(1, "int64"), INT, INT,
+    )(function)
+
+
+@kernel(array(4), array(2), INT, INT)
+def conv_sparse_pack_weights(w, packed, begin, end):  # type: ignore[no-untyped-def]
+    """Set packed[o] to filter o as [block of channels][row][column][L], for o in [begin, end).
+
+    Parameters
+    ----------
+    w : array (Co, C, rows, columns)
+    packed : array (Co, data_row)
+    """
+    lanes = lanes_of(w)
+    channels, rows, columns = w.shape[1], w.shape[2], w.shape[3]
+    blocks = (channels + lanes - 1) // lanes
+    for o in range(begin, end):
+        for b in range(blocks):
+            for q in range(rows):
+                for j in range(columns):
+                    place = ((b * rows + q) * columns + j) * lanes
+                    for i in range(lanes):
+                        c = b * lanes + i
+                        packed[o, place + i] = w[o, c, q, j] if c < channels else 0
+
+
+@kernel(array(2), array(4), INT, scratch(1), REAL, INT, INT)
+def conv_sparse_sum_weights(  # type: ignore[no-untyped-def]
+    partial, dw, packs, total, accumulate, begin, end
+):
+    """Set dw[o] = accumulate * dw[o] + sum of its partial sums in order, for o in [begin, end).
+
+    Parameters
+    ----------
+    partial : array (pieces, Co * weights_row)
+        For each filter [block of channels][row][column][L], or with `packs` [row][run], where a
+        run holds the pixels of the row, all channels of each.
+    dw : array (Co, C, rows, columns)
+        Not read where `accumulate` is 0.
+    packs : int
+        Not 0 where `Window.packs` is true.
+    total : array (weights_row,)
+    accumulate : real
+    """
+    lanes = lanes_of(dw)
+    channels, rows, columns = dw.shape[1], dw.shape[2], dw.shape[3]
+    pitch = channels if packs else lanes
+    run = (columns * pitch + lanes - 1) // lanes * lanes
+    size = partial.shape[1] // dw.shape[0]
+    for o in range(begin, end):
+        for i in range(size):
+            total[i] = partial[0, o * size + i]
+        for piece in range(1, partial.shape[0]):
+            for i in range(size):
+                total[i] += partial[piece, o * size + i]
+        for c in range(channels):
+            b = c // pitch
+            for q in range(rows):
+                place = (b * rows + q) * run + c - b * pitch
+                for j in range(columns):
+                    value = total[place + j * pitch]
+                    if accumulate != 0:
+                        value += accumulate * dw[o, c, q, j]
+                    dw[o, c, q, j] = value
