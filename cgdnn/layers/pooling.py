@@ -166,7 +166,8 @@ class Pooling(Layer):
     def forward(self, operands: Operands) -> list[Step]:
         """Return the step that pools (and the one that writes the mask top)."""
         blobs = [read(operands.bottom[0]), write(operands.top[0])]
-        cost = 0.25 * self._elements()
+        _, channels, rows, _ = self.top_shapes[0]
+        cost = 0.25 * self._elements() + 10 * channels * rows
         if not self._max:
             return [self._step(kernels.pool_average_forward, blobs, cost)]
         places = self._places(operands)

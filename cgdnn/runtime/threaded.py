@@ -5,14 +5,14 @@ never freed while it lives. The block holds one record for each helper thread (a
 one record for each job. A job is one run of one bound program by one calling thread.
 
 A job's ready tasks are bits, the most urgent first. A worker takes the lowest bit, runs the task,
-counts down the tasks that waited for it, keeps the most urgent one that became ready for itself
-(what it reads is still in the worker's cache) and sets the bits of the others. The calling thread
+counts down the tasks that waited for it and sets the bits of those that are ready. The caller
 works on its own job only; helper number k works on any job whose thread limit admits it. A worker
 without work spins for at most some 50 us (not at all where more workers than cores could be
-awake), then sleeps until somebody pushes.
+awake), then sleeps until somebody wakes it.
 
-Why it cannot miss a wake-up: a sleeper first announces itself, then looks for work once more; a
-pusher first pushes, then looks for announced sleepers; all accesses are sequentially consistent.
+Why it cannot miss a wake-up: a sleeper first announces itself, then looks for work once more; who
+sets a bit looks for announced sleepers afterwards, or takes a task itself, after which it looks for
+sleepers if more are ready; all accesses are sequentially consistent.
 Why memory is safe: a helper counts itself into a job before it looks whether the job is active,
 and the caller leaves only after it has cleared `active` and the count is zero.
 """
@@ -163,21 +163,25 @@ def _fail(job, task):  # type: ignore[no-untyped-def]
 
 
 @device
+def _wake(control, job):  # type: ignore[no-untyped-def]
+    """Wake the caller if it sleeps, else a helper."""
+    limit = load(job + _LIMIT)
+    if not _wake_caller(job) and limit > 1:
+        _wake_helper(control, limit)
+
+
+@device
 def _work(control, job, worker):  # type: ignore[no-untyped-def]
     """Run ready tasks of the job until none is ready or the job is done."""
     entries, slots, counts = load(job + _ENTRIES), load(job + _SLOTS), load(job + _COUNTS)
     starts, successors = load(job + _STARTS), load(job + _SUCCESSORS)
-    trace, limit, ranks = load(job + _TRACE), load(job + _LIMIT), load(job + _RANKS)
-    task = -1
-    while True:
-        if load(job + _FAILED) != 0:
-            return
+    trace = load(job + _TRACE)
+    while load(job + _FAILED) == 0:
+        task = _pop(job)
         if task < 0:
-            task = _pop(job)
-            if task < 0:
-                return
-            if limit > 1 and not _none_ready(job):
-                _wake_helper(control, limit)
+            return
+        if not _none_ready(job):
+            _wake(control, job)
         entry = _word(entries, task)
         if entry != 0:
             if trace != 0:
@@ -191,22 +195,17 @@ def _work(control, job, worker):  # type: ignore[no-untyped-def]
                 _fail(job, task)
                 _wake_caller(job)
                 return
-        kept = -1
+        pushed = 0
         for edge in range(_word(starts, task), _word(starts, task + 1)):
             successor = _word(successors, edge)
             if fetch_add(counts + 8 * successor, -1) == 1:
-                if kept < 0:
-                    kept = successor
-                    continue
-                if _word(ranks, successor) < _word(ranks, kept):
-                    kept, successor = successor, kept
                 _push(job, successor)
-                if not _wake_caller(job) and limit > 1:
-                    _wake_helper(control, limit)
+                if pushed > 0:  # one of them is for this worker itself
+                    _wake(control, job)
+                pushed += 1
         if fetch_add(job + _LEFT, -1) == 1:
             _wake_caller(job)
             return
-        task = kept
 
 
 @device

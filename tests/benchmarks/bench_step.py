@@ -20,6 +20,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cgdnn import Solver
 
 HERE = Path(__file__).resolve()
 ROOT = HERE.parents[2]
@@ -30,8 +34,8 @@ FILES = {
 }
 
 
-def make_step(name: str, threads: int) -> Callable[[], float]:
-    """Return a function that runs one training step of cgdnn and gives its seconds."""
+def make_solver(name: str, threads: int) -> Solver:
+    """Return a solver of a net whose data is generated."""
     import numpy as np
 
     from cgdnn import Solver
@@ -60,6 +64,12 @@ def make_step(name: str, threads: int) -> Callable[[], float]:
     generator = np.random.default_rng(0)
     solver.net.blobs["data"].data[...] = generator.random(shape)
     solver.net.blobs["label"].data[...] = generator.integers(0, 10, shape[:1])
+    return solver
+
+
+def make_step(name: str, threads: int) -> Callable[[], float]:
+    """Return a function that runs one training step of cgdnn and gives its seconds."""
+    solver = make_solver(name, threads)
 
     def step() -> float:
         start = time.perf_counter()
