@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from cgdnn import machine
 from cgdnn.kernels._jit import INT, array, kernel
 from cgdnn.kernels.gemm import BIAS, KEEP, ZERO, multiply_nn, multiply_nt, multiply_scattered
 from tests.reference.gemm import multiply
@@ -106,8 +107,10 @@ def test_nt_over_any_length(random, depth):
 
 
 @pytest.mark.parametrize("rows", [1, 4, 5, 6, 9, 13])
-@pytest.mark.parametrize("columns", [1, 16, 20])
-def test_scattered_rows_of_segments(random, rows, columns):
+@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize("vectors", [1, 2])
+def test_scattered_rows_of_segments(random, rows, vectors, missing):
+    columns = vectors * machine.vector_bytes() // random(1).itemsize - missing
     depth, segments, a_k, a_segment = 3, 4, 2, 9
     a, b, c = random(200), random(depth * segments, columns), random(rows, columns)
     places = np.random.default_rng(1).permutation(100)[:rows]
