@@ -40,6 +40,7 @@ from cgdnn.kernels.winograd_tiles import (
     panel_columns,
     panel_to_filters,
     panel_vectors,
+    prefetch_run,
     tiles_from_plane,
     tiles_to_plane,
 )
@@ -171,74 +172,120 @@ def _tile_rows(tiles):  # type: ignore[no-untyped-def]
 
 
 @device
-def _image_to_tiles(  # type: ignore[no-untyped-def]
-    x, image, images, channel, channels, row, column, down, across, patch, kind,
-    plane, v, v_block, v_frequency, with_sums, sums,
-):
-    """Transform the tiles of a block, and add up the plane of each channel in `sums`, if asked.
+def _block_count(shape, blocking, begin, end):  # type: ignore[no-untyped-def]
+    """Return the blocks of the images [begin, end) over planes of this N, C, H, W shape."""
+    images, down, across = blocking
+    rows, columns = (shape[2] + OUTPUTS - 1) // OUTPUTS, (shape[3] + OUTPUTS - 1) // OUTPUTS
+    groups = (end - begin + images - 1) // images
+    return groups * ((rows + down - 1) // down) * ((columns + across - 1) // across)
 
-    The first patch begins at (row, column) of the image, which may be outside of it.
+
+@device
+def _block_at(index, shape, blocking, begin, end):  # type: ignore[no-untyped-def]
+    """Return where block `index` lies: first and count of its images, tile rows and tile columns."""
+    images, down, across = blocking
+    rows, columns = (shape[2] + OUTPUTS - 1) // OUTPUTS, (shape[3] + OUTPUTS - 1) // OUTPUTS
+    row_blocks, column_blocks = (rows + down - 1) // down, (columns + across - 1) // across
+    above = index // column_blocks
+    image = begin + above // row_blocks * images
+    row, column = above % row_blocks * down, index % column_blocks * across
+    return (
+        image, min(images, end - image), row, min(down, rows - row),
+        column, min(across, columns - column),
+    )
+
+
+@device
+def _patches(first, count, patch, shift, size):  # type: ignore[no-untyped-def]
+    """Return what some tiles cover on an axis: the first place, the places, those that exist.
+
+    What exists is given as its first place among those covered, and the one after its last.
     """
+    start, length = first * OUTPUTS + shift, OUTPUTS * (count - 1) + patch
+    begin = min(max(0, -start), length)
+    return start, length, begin, max(begin, min(length, size - start))
+
+
+@device
+def _image_to_tiles(  # type: ignore[no-untyped-def]
+    x, channel, channels, block, shift, patch, kind, plane, v, v_block, v_frequency, sums, summed
+):
+    """Transform the tiles of a block; add each channel's plane to `sums` if `summed` is 1."""
     lanes = lanes_of(x)
-    height, width = x.shape[2], x.shape[3]
-    rows, columns = OUTPUTS * (down - 1) + patch, OUTPUTS * (across - 1) + patch
+    area = x.shape[2] * x.shape[3]
+    image, images, tile_row, down, tile_column, across = block
+    row, rows, top, bottom = _patches(tile_row, down, patch, shift[0], x.shape[2])
+    column, columns, left, right = _patches(tile_column, across, patch, shift[1], x.shape[3])
     stride = columns * lanes
-    first = min(max(0, -column), columns)
-    last = max(first, min(columns, width - column))
-    for block in range((channels + lanes - 1) // lanes):
-        c = channel + block * lanes
-        valid = min(lanes, channels - block * lanes)
+    for first in range(0, channels, lanes):
         for i in range(images):
-            start = ((image + i) * x.shape[1] + c) * height * width + column + first
-            for r in range(rows):
-                if 0 <= row + r < height:
-                    fill_zero(plane, r * stride, first)
-                    to_lanes(
-                        x, start + (row + r) * width, height * width, valid,
-                        plane, r * stride + first * lanes, last - first,
-                    )
-                    fill_zero(plane, r * stride + last * lanes, columns - last)
-                else:
-                    fill_zero(plane, r * stride, columns)
-            if with_sums:
-                add_vectors(plane, 0, rows * columns, sums, block * lanes)
+            start = ((image + i) * x.shape[1] + channel + first) * area
+            start += row * x.shape[3] + column + left
+            fill_zero(plane, 0, top * columns)
+            for r in range(top, bottom):
+                fill_zero(plane, r * stride, left)
+                to_lanes(
+                    x, start + r * x.shape[3], area, min(lanes, channels - first),
+                    plane, r * stride + left * lanes, right - left,
+                )
+                fill_zero(plane, r * stride + right * lanes, columns - right)
+            fill_zero(plane, bottom * stride, (rows - bottom) * columns)
+            add_vectors(plane, 0, rows * columns * summed, sums, first * summed)
             for d in range(down):
                 tiles_from_plane(
                     plane, d * OUTPUTS * stride, stride,
-                    v, block * v_block + (i * down + d) * across * lanes, v_frequency,
+                    v, first // lanes * v_block + (i * down + d) * across * lanes, v_frequency,
                     across, kind,
                 )
 
 
 @device
 def _tiles_to_image(  # type: ignore[no-untyped-def]
-    m, m_block, m_frequency, image, images, channel, channels, row, column, down, across, patch,
-    kind, plane, bias, has_bias, y,
+    m, m_block, m_frequency, channel, channels, block, shift, patch, kind, plane, bias, has_bias, y
 ):
     """Set the part of y that the products of a block give."""
     lanes = lanes_of(y)
-    height, width = y.shape[2], y.shape[3]
-    rows, columns = OUTPUTS * (down - 1) + patch, OUTPUTS * (across - 1) + patch
+    area = y.shape[2] * y.shape[3]
+    image, images, tile_row, down, tile_column, across = block
+    row, rows, top, bottom = _patches(tile_row, down, patch, shift[0], y.shape[2])
+    column, columns, left, right = _patches(tile_column, across, patch, shift[1], y.shape[3])
     stride = columns * lanes
-    first = min(max(0, -column), columns)
-    last = max(first, min(columns, width - column))
-    for block in range((channels + lanes - 1) // lanes):
-        c = channel + block * lanes
-        valid = min(lanes, channels - block * lanes)
+    overlap = 1 if patch > OUTPUTS else 0
+    for first in range(0, channels, lanes):
+        valid = min(lanes, channels - first)
         for i in range(images):
-            if patch > OUTPUTS:
-                fill_zero(plane, 0, rows * columns)
+            fill_zero(plane, 0, rows * columns * overlap)
             for d in range(down):
                 tiles_to_plane(
-                    m, block * m_block + (i * down + d) * across * lanes, m_frequency, across,
-                    plane, d * OUTPUTS * stride, stride, bias, c, valid if has_bias else 0, kind,
+                    m, first // lanes * m_block + (i * down + d) * across * lanes, m_frequency,
+                    across, plane, d * OUTPUTS * stride, stride,
+                    bias, channel + first, valid * has_bias, kind,
                 )
-            start = ((image + i) * y.shape[1] + c) * height * width + column + first
-            for r in range(max(0, -row), min(rows, height - row)):
+            start = ((image + i) * y.shape[1] + channel + first) * area
+            start += row * y.shape[3] + column + left
+            for r in range(top, bottom):
                 from_lanes(
-                    plane, r * stride + first * lanes, y, start + (row + r) * width,
-                    height * width, valid, last - first, 0,
+                    plane, r * stride + left * lanes,
+                    y, start + r * y.shape[3], area, valid, right - left, 0,
                 )
+
+
+@device
+def _prefetch(x, channel, channels, block, shift, patch, part, parts):  # type: ignore[no-untyped-def]
+    """Bring a part of what `_image_to_tiles` will read near."""
+    height, width = x.shape[2], x.shape[3]
+    image, images, tile_row, down, tile_column, across = block
+    row, _, top, bottom = _patches(tile_row, down, patch, shift[0], height)
+    column, _, left, right = _patches(tile_column, across, patch, shift[1], width)
+    rows, run = bottom - top, right - left
+    if run == width:
+        rows, run = 1, rows * width
+    for plane in range(images * channels * part // parts, images * channels * (part + 1) // parts):
+        i = plane // channels
+        start = ((image + i) * x.shape[1] + channel + plane - i * channels) * height * width
+        start += (row + top) * width + column + left
+        for r in range(rows):
+            prefetch_run(x, start + r * width, run)
 
 
 @kernel(array(4), array(4), INT, INT, INT, scratch(1), INT, INT)
@@ -285,11 +332,8 @@ def winograd_filters(w, u, group, columns, form, plane, begin, end):  # type: ig
                 )
 
 
-_BLOCKING = (INT, INT, INT)
-
-
 @kernel(
-    array(4), array(4), array(1), INT, array(4), INT, INT, INT, INT, INT, *_BLOCKING,
+    array(4), array(4), array(1), INT, array(4), INT, INT, INT, INT, INT, INT, INT, INT,
     scratch(1), scratch(1), scratch(1), INT, INT,
 )
 def conv_winograd(  # type: ignore[no-untyped-def]
@@ -309,7 +353,7 @@ def conv_winograd(  # type: ignore[no-untyped-def]
         dx for a data gradient.
     group, taps : int
     transposed : int
-        Not 0 for the transposed algorithm; a block must then hold whole images.
+        1 for the transposed algorithm, where a block must hold whole images, else 0.
     pad_h, pad_w : int
         Zeros around x, or around y where `transposed`.
     images, down, across : int
@@ -319,64 +363,65 @@ def conv_winograd(  # type: ignore[no-untyped-def]
     """
     lanes = lanes_of(x)
     channels, filters = x.shape[1] // group, y.shape[1] // group
-    channel_blocks, filter_blocks = (channels + lanes - 1) // lanes, (filters + lanes - 1) // lanes
-    block = _tile_rows(images * down * across) * lanes
-    v_frequency = channel_blocks * block + _PADDING * lanes
-    m_frequency = filter_blocks * block + _PADDING * lanes
-    kind, patch, opposite = taps // 2 - 1, taps + OUTPUTS - 1, OUTPUTS
-    grid = y
+    v_block = _tile_rows(images * down * across) * lanes
+    v_frequency = (channels + lanes - 1) // lanes * v_block + _PADDING * lanes
+    m_frequency = (filters + lanes - 1) // lanes * v_block + _PADDING * lanes
+    kind = taps // 2 - 1 + transposed * len(TAPS)
+    shape = x.shape if transposed else y.shape
+    around, nothing = (-pad_h, -pad_w), (0, 0)
+    x_shift, y_shift = (nothing, around) if transposed else (around, nothing)
+    x_patch, y_patch = taps + OUTPUTS - 1, OUTPUTS
     if transposed:
-        kind, patch, opposite = kind + len(TAPS), opposite, patch
-        grid = x
-    top, left = (0, 0) if transposed else (-pad_h, -pad_w)
-    y_top, y_left = (-pad_h, -pad_w) if transposed else (0, 0)
-    grid_rows = (grid.shape[2] + OUTPUTS - 1) // OUTPUTS
-    grid_columns = (grid.shape[3] + OUTPUTS - 1) // OUTPUTS
-    for image in range(begin, end, images):
-        ni = min(images, end - image)
-        for row in range(0, grid_rows, down):
-            nd = min(down, grid_rows - row)
-            for column in range(0, grid_columns, across):
-                na = min(across, grid_columns - column)
-                for g in range(group):
-                    _image_to_tiles(
-                        x, image, ni, g * channels, channels,
-                        row * OUTPUTS + top, column * OUTPUTS + left, nd, na, patch, kind,
-                        plane, v, block, v_frequency, False, plane,
-                    )
-                    _multiply(v, block, v_frequency, u, g, m, m_frequency, ni * nd * na, filters)
-                    _tiles_to_image(
-                        m, block, m_frequency, image, ni, g * filters, filters,
-                        row * OUTPUTS + y_top, column * OUTPUTS + y_left, nd, na, opposite, kind,
-                        plane, b, has_bias, y,
-                    )
+        x_patch, y_patch = y_patch, x_patch
+    blocking = (images, down, across)
+    count = _block_count(shape, blocking, begin, end)
+    for unit in range(count * group):
+        g = unit % group
+        block = _block_at(unit // group, shape, blocking, begin, end)
+        _image_to_tiles(
+            x, g * channels, channels, block, x_shift, x_patch, kind,
+            plane, v, v_block, v_frequency, plane, 0,
+        )
+        after = min(unit + 1, count * group - 1)
+        ahead = _block_at(after // group, shape, blocking, begin, end)
+        for frequency in range(u.shape[1]):
+            _prefetch(
+                x, after % group * channels, channels, ahead, x_shift, x_patch,
+                frequency, u.shape[1],
+            )
+            _multiply(
+                v, frequency * v_frequency, u, g, frequency, m, frequency * m_frequency,
+                v_block, block[1] * block[3] * block[5], filters,
+            )
+        _tiles_to_image(
+            m, v_block, m_frequency, g * filters, filters, block, y_shift, y_patch, kind,
+            plane, b, has_bias, y,
+        )
 
 
 @device
-def _multiply(v, block, v_frequency, u, g, m, m_frequency, tiles, filters):  # type: ignore[no-untyped-def]
-    """M = V U for the group g, frequency by frequency."""
+def _multiply(v, v_start, u, g, frequency, m, m_start, v_block, tiles, filters):  # type: ignore[no-untyped-def]
+    """M = V U for one frequency of the group g."""
     lanes = lanes_of(v)
     frequencies, channels, width = u.shape[1], u.shape[2] - 1, u.shape[3]
     units = (filters + width - 1) // width
     panel = panel_columns(v)
-    for frequency in range(frequencies):
-        for column in range(0, filters, panel):
-            unit = column // width
-            u_start = ((g * units + unit) * frequencies + frequency) * u.shape[2] * width
-            u_start += column - unit * width
-            vectors = (min(panel, filters - column) + lanes - 1) // lanes
-            for k in range(0, channels, _DEPTH):
-                multiply_blocks(
-                    v, frequency * v_frequency + k // lanes * block,
-                    lanes, lanes * lanes, 1, block, tiles, min(_DEPTH, channels - k),
-                    u, u_start + k * width, width, lanes, vectors,
-                    m, frequency * m_frequency + column // lanes * block,
-                    lanes, lanes * lanes, block, k,
-                )
+    for column in range(0, filters, panel):
+        unit = column // width
+        u_start = ((g * units + unit) * frequencies + frequency) * u.shape[2] * width
+        u_start += column - unit * width
+        vectors = (min(panel, filters - column) + lanes - 1) // lanes
+        for k in range(0, channels, _DEPTH):
+            multiply_blocks(
+                v, v_start + k // lanes * v_block, lanes, lanes * lanes, 1, v_block,
+                tiles, min(_DEPTH, channels - k),
+                u, u_start + k * width, width, lanes, vectors,
+                m, m_start + column // lanes * v_block, lanes, lanes * lanes, v_block, k,
+            )
 
 
 @kernel(
-    array(4), array(4), array(2), array(2), INT, INT, INT, INT, INT, *_BLOCKING, INT,
+    array(4), array(4), array(2), array(2), INT, INT, INT, INT, INT, INT, INT, INT, INT,
     scratch(1), scratch(1), scratch(1), scratch(1), scratch(1),
     INT, REAL, REAL, INT, INT, INT, INT,
 )
@@ -403,55 +448,54 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
         Filters of a group whose dU is kept at a time.
     plane, v, m, du : arrays
         Scratch; see `Blocking`.
-    sums : array (filters rounded up to whole vectors,)
+    sums : array (`together` rounded up to whole vectors,)
     keep_w, keep_b : real
         Where 0, what dw or db holds is overwritten, else added to.
     """
     lanes = lanes_of(x)
     channels, filters = x.shape[1] // group, dy.shape[1] // group
     channel_blocks, filter_blocks = (channels + lanes - 1) // lanes, (together + lanes - 1) // lanes
-    block = _tile_rows(images * down * across) * lanes
-    v_frequency = channel_blocks * block + _PADDING * lanes
-    m_frequency = filter_blocks * block + _PADDING * lanes
+    v_block = _tile_rows(images * down * across) * lanes
+    v_frequency = channel_blocks * v_block + _PADDING * lanes
+    m_frequency = filter_blocks * v_block + _PADDING * lanes
     kind, patch = taps // 2 - 1, taps + OUTPUTS - 1
+    around, nothing = (-pad_h, -pad_w), (0, 0)
     width = min(panel_columns(x), filter_blocks * lanes)
     du_panel = (channel_blocks * lanes + 1) * width
     du_frequency = (together + width - 1) // width * du_panel
-    grid_rows = (dy.shape[2] + OUTPUTS - 1) // OUTPUTS
-    grid_columns = (dy.shape[3] + OUTPUTS - 1) // OUTPUTS
+    blocking = (images, down, across)
+    blocks = _block_count(dy.shape, blocking, begin, end)
     for g in range(group):
         last = min(o_end, (g + 1) * filters)
         for o in range(max(o_begin, g * filters), last, together):
             count = min(together, last - o)
             fill_zero(sums, 0, (count + lanes - 1) // lanes)
-            keep = 0
-            for image in range(begin, end, images):
-                ni = min(images, end - image)
-                for row in range(0, grid_rows, down):
-                    nd = min(down, grid_rows - row)
-                    for column in range(0, grid_columns, across):
-                        na = min(across, grid_columns - column)
-                        _image_to_tiles(
-                            dy, image, ni, o, count, row * OUTPUTS, column * OUTPUTS, nd, na,
-                            OUTPUTS, kind + len(TAPS), plane, m, block, m_frequency, has_bias, sums,
+            for index in range(blocks):
+                block = _block_at(index, dy.shape, blocking, begin, end)
+                _image_to_tiles(
+                    dy, o, count, block, nothing, OUTPUTS, kind + len(TAPS),
+                    plane, m, v_block, m_frequency, sums, has_bias,
+                )
+                _image_to_tiles(
+                    x, g * channels, channels, block, around, patch, kind,
+                    plane, v, v_block, v_frequency, sums, 0,
+                )
+                after = min(index + 1, blocks - 1)
+                ahead = _block_at(after, dy.shape, blocking, begin, end)
+                for frequency in range(patch * patch):
+                    _prefetch(
+                        x, g * channels, channels, ahead, around, patch, frequency, patch * patch
+                    )
+                    _prefetch(dy, o, count, ahead, nothing, OUTPUTS, frequency, patch * patch)
+                    for left in range(0, count, width):
+                        multiply_blocks(
+                            v, frequency * v_frequency, 1, v_block, lanes, lanes * lanes,
+                            channels, block[1] * block[3] * block[5],
+                            m, frequency * m_frequency + left // lanes * v_block, lanes, v_block,
+                            (min(width, count - left) + lanes - 1) // lanes,
+                            du, frequency * du_frequency + left // width * du_panel,
+                            width, lanes * width, lanes, index,
                         )
-                        _image_to_tiles(
-                            x, image, ni, g * channels, channels,
-                            row * OUTPUTS - pad_h, column * OUTPUTS - pad_w, nd, na,
-                            patch, kind, plane, v, block, v_frequency, 0, sums,
-                        )
-                        for frequency in range(patch * patch):
-                            for left in range(0, count, width):
-                                vectors = (min(width, count - left) + lanes - 1) // lanes
-                                multiply_blocks(
-                                    v, frequency * v_frequency, 1, block, lanes, lanes * lanes,
-                                    channels, ni * nd * na,
-                                    m, frequency * m_frequency + left // lanes * block,
-                                    lanes, block, vectors,
-                                    du, frequency * du_frequency + left // width * du_panel,
-                                    width, lanes * width, lanes, keep,
-                                )
-                        keep = 1
             _finish_filters(
                 du, width, du_panel, du_frequency, plane, o, count, channels, taps,
                 dw, piece, 1 if keep_w != 0 else 0,

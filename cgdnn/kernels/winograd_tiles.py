@@ -97,12 +97,41 @@ def _product(e: Emitter, matrix: Matrix, vectors: list[Any]) -> list[Any]:
 
 
 def _both_sides(
-    e: Emitter, matrix: Matrix, load: Callable[[int, int], Any]
-) -> list[list[Any]]:
-    """Return M X M^T, where load(i, j) gives element (i, j) of X."""
-    size = range(len(matrix[0]))
-    columns = [_product(e, matrix, [load(i, j) for i in size]) for j in size]
-    return [_product(e, matrix, list(row)) for row in zip(*columns, strict=True)]
+    e: Emitter,
+    matrix: Matrix,
+    source: tuple[Any, Any, Any],
+    target: tuple[Any, Any, Any],
+    finish: Callable[[Any, Any], Any] = lambda vector, place: vector,
+) -> None:
+    """Set Y = M X M^T, for vectors as elements.
+
+    Parameters
+    ----------
+    matrix : Matrix
+        M.
+    source, target : (pointer, row, column)
+        Where X and Y lie, and how far apart their rows and columns are.
+    finish : callable, optional
+        Maps an element and its place to what is stored there.
+    """
+    build = e.builder
+    height, width = len(matrix), len(matrix[0])
+    # M X goes through the stack: unrolled, it would not fit into the registers either.
+    between = e.vectors(height * width)
+    one = e.integer(1)
+    pointer, row, column = source
+    steps = [build.mul(row, e.integer(i)) for i in range(width)]
+    with e.sweep(e.integer(width), (pointer, column), (between, one)) as (place, slot):
+        vectors = [e.load(e.at(place, step)) for step in steps]
+        for i, vector in enumerate(_product(e, matrix, vectors)):
+            build.store(vector, build.gep(slot, [e.integer(i * width)]))
+    pointer, row, column = target
+    steps = [build.mul(column, e.integer(j)) for j in range(height)]
+    with e.sweep(e.integer(height), (pointer, row), (between, e.integer(width))) as (line, slot):
+        vectors = [build.load(build.gep(slot, [e.integer(j)])) for j in range(width)]
+        for step, vector in zip(steps, _product(e, matrix, vectors), strict=True):
+            place = e.at(line, step)
+            e.store(finish(vector, place), place)
 
 
 @emitted
@@ -111,15 +140,19 @@ def add_vectors(e, plane, start, count, total, total_start):  # type: ignore[no-
     build = e.builder
     plane, total = e.at(plane, start), e.at(total, total_start)
     partial = e.variable(e.zero())
-    with e.loop(count) as i:
-        vector = e.load(e.at(plane, build.mul(i.index, e.integer(e.lanes))))
-        build.store(build.fadd(build.load(partial), vector), partial)
+    with e.sweep(count, (plane, e.integer(e.lanes))) as (place,):
+        build.store(build.fadd(build.load(partial), e.load(place)), partial)
     e.store(build.fadd(e.load(total), build.load(partial)), total)
 
 
-def _element(e: Emitter, pointer: Any, row: Any, i: int, j: int) -> Any:
-    """Return the place of column j of row i, where rows are `row` apart."""
-    return e.at(pointer, e.builder.mul(row, e.integer(i)), e.integer(j * e.lanes))
+@emitted
+def prefetch_run(e, x, start, count):  # type: ignore[no-untyped-def]
+    """Bring `count` elements from `start` on near."""
+    build = e.builder
+    lanes = e.integer(e.lanes)
+    lines = build.sdiv(build.add(count, e.integer(e.lanes - 1)), lanes)
+    with e.sweep(lines, (e.at(x, start), lanes)) as (place,):
+        e.prefetch(place)
 
 
 @emitted
@@ -135,22 +168,13 @@ def tiles_from_plane(  # type: ignore[no-untyped-def]
     kinds = [*_INPUTS, *map(transposed, _OUTPUTS)]
     with e.cases(kind, len(kinds)) as each:
         for case in each:
+            line = build.mul(v_frequency, e.integer(len(kinds[case])))
             with e.loop(count) as t:
                 tile = e.at(plane, build.mul(t.index, e.integer(OUTPUTS * e.lanes)))
-                result = _both_sides(
-                    e,
-                    kinds[case],
-                    lambda i, j, tile=tile: e.load(_element(e, tile, row, i, j)),  # type: ignore[misc]
-                )
                 place = e.at(v, build.mul(t.index, e.integer(e.lanes)))
-                _store_frequencies(e, result, place, v_frequency)
-
-
-def _store_frequencies(e: Emitter, result: list[list[Any]], place: Any, stride: Any) -> None:
-    """Store the elements of a transformed tile, `stride` apart."""
-    flat = [vector for line in result for vector in line]
-    for frequency, vector in enumerate(flat):
-        e.store(vector, e.at(place, e.builder.mul(stride, e.integer(frequency))))
+                _both_sides(
+                    e, kinds[case], (tile, row, e.integer(e.lanes)), (place, line, v_frequency)
+                )
 
 
 @emitted
@@ -165,26 +189,24 @@ def tiles_to_plane(  # type: ignore[no-untyped-def]
     """
     build = e.builder
     m, plane = e.at(m, m_start), e.at(plane, start)
-    kinds = [*_OUTPUTS, *map(transposed, _INPUTS)]
     added = e.load(e.at(bias, bias_start), e.first_lanes(channels))
+    kinds = [*_OUTPUTS, *map(transposed, _INPUTS)]
     with e.cases(kind, len(kinds)) as each:
         for case in each:
-            size = len(kinds[case][0])
+            overlap = case >= len(_OUTPUTS)
+            line = build.mul(m_frequency, e.integer(len(kinds[case][0])))
             with e.loop(count) as t:
                 place = e.at(m, build.mul(t.index, e.integer(e.lanes)))
-                result = _both_sides(
+                tile = e.at(plane, build.mul(t.index, e.integer(OUTPUTS * e.lanes)))
+                _both_sides(
                     e,
                     kinds[case],
-                    lambda i, j, place=place, size=size: e.load(  # type: ignore[misc]
-                        e.at(place, build.mul(m_frequency, e.integer(i * size + j)))
+                    (place, line, m_frequency),
+                    (tile, row, e.integer(e.lanes)),
+                    lambda vector, at, overlap=overlap: build.fadd(  # type: ignore[misc]
+                        vector, e.load(at) if overlap else added
                     ),
                 )
-                tile = e.at(plane, build.mul(t.index, e.integer(OUTPUTS * e.lanes)))
-                for i, line in enumerate(result):
-                    for j, vector in enumerate(line):
-                        target = _element(e, tile, row, i, j)
-                        other = added if case < len(_OUTPUTS) else e.load(target)
-                        e.store(build.fadd(vector, other), target)
 
 
 @emitted
@@ -193,24 +215,22 @@ def filters_to_panel(  # type: ignore[no-untyped-def]
 ):
     """Transform `count` filters: G g G^T.
 
-    Tap t of filter k is the vector at ``start + k * taps * L + t * step``; its result has element
-    f at ``u_start + k * u_row + f * u_frequency``. `kind` is 0 for F(4, 3), 1 for F(4, 5).
+    Tap t of filter k is the vector at ``start + k * taps * taps * L + t * step``; its result has
+    element f at ``u_start + k * u_row + f * u_frequency``. `kind` is 0 for F(4, 3), 1 for F(4, 5).
     """
     build = e.builder
     plane, u = e.at(plane, start), e.at(u, u_start)
     with e.cases(kind, len(_FILTERS)) as each:
         for case in each:
-            taps = len(_FILTERS[case][0])
+            matrix = _FILTERS[case]
+            taps = len(matrix[0])
+            line, u_line = (
+                build.mul(x, e.integer(y)) for x, y in ((step, taps), (u_frequency, len(matrix)))
+            )
             with e.loop(count) as k:
                 place = e.at(plane, build.mul(k.index, e.integer(taps * taps * e.lanes)))
-                result = _both_sides(
-                    e,
-                    _FILTERS[case],
-                    lambda i, j, place=place, taps=taps: e.load(  # type: ignore[misc]
-                        e.at(place, build.mul(step, e.integer(i * taps + j)))
-                    ),
-                )
-                _store_frequencies(e, result, e.at(u, build.mul(k.index, u_row)), u_frequency)
+                target = e.at(u, build.mul(k.index, u_row))
+                _both_sides(e, matrix, (place, line, step), (target, u_line, u_frequency))
 
 
 @emitted
@@ -223,24 +243,41 @@ def panel_to_filters(  # type: ignore[no-untyped-def]
     with e.cases(kind, len(_FILTERS)) as each:
         for case in each:
             matrix = transposed(_FILTERS[case])
-            size, taps = len(matrix[0]), len(matrix)
+            taps = len(matrix)
+            line = build.mul(du_frequency, e.integer(len(matrix[0])))
             with e.loop(count) as k:
                 place = e.at(du, build.mul(k.index, du_row))
-                result = _both_sides(
+                target = e.at(plane, build.mul(k.index, e.integer(taps * taps * e.lanes)))
+                _both_sides(
                     e,
                     matrix,
-                    lambda i, j, place=place, size=size: e.load(  # type: ignore[misc]
-                        e.at(place, build.mul(du_frequency, e.integer(i * size + j)))
-                    ),
+                    (place, line, du_frequency),
+                    (target, e.integer(taps * e.lanes), e.integer(e.lanes)),
                 )
-                target = e.at(plane, build.mul(k.index, e.integer(taps * taps * e.lanes)))
-                _store_frequencies(e, result, target, e.integer(e.lanes))
 
 
 @emitted
 def multiply_blocks(  # type: ignore[no-untyped-def]
-    e, a, a_start, a_row, a_rows, a_k, a_ks, rows, depth,
-    b, b_start, b_row, b_vector, vectors, c, c_start, c_row, c_rows, c_vector, keep,
+    e,
+    a,
+    a_start,
+    a_row,
+    a_rows,
+    a_k,
+    a_ks,
+    rows,
+    depth,
+    b,
+    b_start,
+    b_row,
+    b_vector,
+    vectors,
+    c,
+    c_start,
+    c_row,
+    c_rows,
+    c_vector,
+    keep,
 ):
     """C (+)= A B for one panel of at most `panel_vectors` vectors.
 
@@ -254,13 +291,14 @@ def multiply_blocks(  # type: ignore[no-untyped-def]
     lanes = e.integer(e.lanes)
     a, b, c = e.at(a, a_start), e.at(b, b_start), e.at(c, c_start)
     keeps = build.icmp_signed("!=", keep, e.integer(0))
-    blocks = build.sdiv(build.add(depth, e.integer(e.lanes - 1)), lanes)
+    whole = build.sdiv(depth, lanes)
+    b_rows = build.mul(b_row, lanes)
     with e.cases(build.sub(vectors, e.integer(1)), panel_vectors()) as each:
         for case in each:
             nv = case + 1
             mr = _rows(e, nv)
-            places = [build.mul(b_vector, e.integer(v)) for v in range(nv)]
-            targets = [build.mul(c_vector, e.integer(v)) for v in range(nv)]
+            b_steps = [build.mul(b_vector, e.integer(v)) for v in range(nv)]
+            a_steps = [build.mul(a_row, e.integer(i)) for i in range(mr)]
             tiles = build.sdiv(build.add(rows, e.integer(mr - 1)), e.integer(mr))
             with e.loop(tiles) as tile:
                 top = build.mul(tile.index, e.integer(mr))
@@ -268,28 +306,33 @@ def multiply_blocks(  # type: ignore[no-untyped-def]
                 within = build.sub(top, build.mul(block, lanes))
                 a_tile = e.at(a, build.mul(block, a_rows), build.mul(within, a_row))
                 c_tile = e.at(c, build.mul(block, c_rows), build.mul(within, c_row))
-                c_places = [
-                    [e.at(c_tile, build.mul(c_row, e.integer(i)), target) for target in targets]
+                places = [
+                    e.at(c_tile, build.mul(c_row, e.integer(i)), build.mul(c_vector, e.integer(v)))
                     for i in range(mr)
+                    for v in range(nv)
                 ]
-                sums = [[e.variable(e.zero()) for _ in range(nv)] for _ in range(mr)]
+                sums = [e.variable(e.zero()) for _ in places]
                 with build.if_then(keeps):
-                    for line, at in zip(sums, c_places, strict=True):
-                        for slot, place in zip(line, at, strict=True):
-                            build.store(e.load(place), slot)
-                with e.loop(blocks) as k_block:
-                    first = build.mul(k_block.index, lanes)
-                    a_block = e.at(a_tile, build.mul(k_block.index, a_ks))
-                    b_block = e.at(b, build.mul(first, b_row))
-                    with e.loop(e.smaller(lanes, build.sub(depth, first))) as k:
-                        a_column = e.at(a_block, build.mul(k.index, a_k))
-                        b_line = e.at(b_block, build.mul(k.index, b_row))
-                        right = [e.load(e.at(b_line, place)) for place in places]
-                        for i in range(mr):
-                            left = e.splat(e.scalar(e.at(a_column, build.mul(a_row, e.integer(i)))))
-                            for v in range(nv):
-                                total = e.multiply_add(left, right[v], build.load(sums[i][v]))
-                                build.store(total, sums[i][v])
-                for line, at in zip(sums, c_places, strict=True):
-                    for slot, place in zip(line, at, strict=True):
-                        e.store(build.load(slot), place)
+                    for slot, place in zip(sums, places, strict=True):
+                        build.store(e.load(place), slot)
+
+                def add(
+                    count, a_column, b_line, nv=nv, a_steps=a_steps, b_steps=b_steps, sums=sums
+                ):  # type: ignore[no-untyped-def]
+                    with e.sweep(count, (a_column, a_k), (b_line, b_row)) as (left, right):
+                        vectors = [e.load(e.at(right, step)) for step in b_steps]
+                        for i, step in enumerate(a_steps):
+                            factor = e.splat(e.scalar(e.at(left, step)))
+                            for v, vector in enumerate(vectors):
+                                slot = sums[i * nv + v]
+                                build.store(e.multiply_add(factor, vector, build.load(slot)), slot)
+
+                with e.sweep(whole, (a_tile, a_ks), (b, b_rows)) as (a_block, b_block):
+                    add(lanes, a_block, b_block)
+                add(
+                    build.srem(depth, lanes),
+                    e.at(a_tile, build.mul(whole, a_ks)),
+                    e.at(b, build.mul(whole, b_rows)),
+                )
+                for slot, place in zip(sums, places, strict=True):
+                    e.store(build.load(slot), place)
