@@ -1,0 +1,205 @@
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from cgdnn.kernels import conv_sparse as kernels
+from tests.reference import conv as reference
+
+# images, channels, filters, size, kernel, stride, pad
+SHAPES = {
+    "blocks": (3, 32, 7, (9, 10), (5, 5), (1, 1), (2, 2)),
+    "runs": (2, 3, 5, (12, 7), (5, 5), (1, 1), (0, 1)),
+    "ragged": (2, 17, 35, (6, 21), (3, 3), (1, 1), (1, 1)),
+    "even": (1, 16, 70, (7, 7), (3, 3), (1, 1), (1, 1)),
+    "stride": (2, 5, 6, (11, 12), (3, 2), (2, 3), (1, 0)),
+    "kernel_below_stride": (2, 16, 3, (10, 11), (2, 2), (4, 3), (0, 0)),
+    "unreached": (1, 16, 3, (8, 8), (2, 2), (3, 3), (0, 0)),
+    "pad_beyond": (1, 16, 4, (2, 3), (2, 2), (1, 1), (4, 5)),
+    "point": (2, 18, 5, (6, 5), (1, 1), (1, 1), (0, 0)),
+    "one": (1, 1, 1, (1, 1), (1, 1), (1, 1), (0, 0)),
+}
+DTYPES = ("float32", "float64")
+
+
+class Case:
+    def __init__(self, name, dtype, zeros=0.75):
+        images, channels, filters, size, kernel, stride, pad = SHAPES[name]
+        output = tuple(
+            (n + 2 * p - k) // s + 1 for n, k, s, p in zip(size, kernel, stride, pad, strict=True)
+        )
+        self.window = kernels.Window(channels, filters, size, output, kernel, stride, pad)
+        rng = np.random.default_rng(len(name))
+
+        def random(*shape):
+            return rng.standard_normal(shape).astype(dtype)
+
+        self.x = random(images, channels, *size)
+        self.w = random(filters, channels, *kernel)
+        self.dy = random(images, filters, *output)
+        self.dy[rng.random(self.dy.shape) < zeros] = 0
+        self.tolerance = 1e-5 if dtype == "float32" else 1e-13
+
+    def _scratch(self, sizes):
+        dtype = self.x.dtype
+        made = [np.zeros(size, dtype if kind == "real" else kind) for size, kind in sizes]
+        for array in made:
+            array.fill(np.nan if array.dtype.kind == "f" else 1 << 20)
+        return made
+
+    def backward_weights(self, pieces=((0, None),), accumulate=0.0, has_bias=True):
+        window, (filters, channels, rows, columns) = self.window, self.w.shape
+        partial = np.full((len(pieces), filters * window.weights_row), np.nan, self.x.dtype)
+        db = np.full((len(pieces), filters), np.nan, self.x.dtype)
+        kernel = kernels.conv_backward_weights_sparse(
+            columns * channels if window.packs else columns, window.packs
+        )
+        for piece, (begin, end) in enumerate(pieces):
+            kernel(
+                *(self.x, self.dy, partial, db, int(has_bias)),
+                *(rows, *window.stride, *window.pad, window.weights_band()),
+                *self._scratch(window.weights_scratch()),
+                *(piece, begin, len(self.x) if end is None else end),
+            )
+        dw = np.full_like(self.w, 0.5 if accumulate else np.nan)
+        total = np.full(window.weights_row, np.nan, self.x.dtype)
+        kernels.conv_sparse_sum_weights(
+            partial, dw, int(window.packs), total, accumulate, 0, filters
+        )
+        return dw, db
+
+    def backward_data(self, begin=0, end=None):
+        window, (filters, _, rows, columns) = self.window, self.w.shape
+        packed = np.full((filters, window.data_row), np.nan, self.x.dtype)
+        kernels.conv_sparse_pack_weights(self.w, packed, 0, filters)
+        dx = np.full_like(self.x, np.nan)
+        kernels.conv_backward_data_sparse(columns)(
+            *(self.dy, packed, dx),
+            *(rows, *window.stride, *window.pad, window.data_band()),
+            *self._scratch(window.data_scratch()),
+            *(begin, len(dx) if end is None else end),
+        )
+        return dx
+
+    @property
+    def _geometry(self):
+        size, kernel = self.window.size, self.window.kernel
+        (down, across), (top, left) = self.window.stride, self.window.pad
+        table, _ = reference.row_tables([(size[0], kernel[0], down, top, 1)])
+        return table, across, left, 1
+
+    def expected_weights(self):
+        dw, db = np.zeros(self.w.shape), np.zeros(len(self.w))
+        x, dy = self.x.astype(np.float64), self.dy.astype(np.float64)
+        reference.backward_weights(x, dy, dw, db, *self._geometry)
+        return dw, db
+
+    def expected_data(self):
+        dx = np.zeros(self.x.shape)
+        dy, w = self.dy.astype(np.float64), self.w.astype(np.float64)
+        reference.backward_data(dy, w, dx, *self._geometry)
+        return dx
+
+
+def near(case, got, want):
+    np.testing.assert_allclose(got, want, rtol=0, atol=case.tolerance * max(1, np.abs(want).max()))
+
+
+@pytest.fixture
+def small_caches(monkeypatch):
+    """Let every image be cut into bands."""
+    monkeypatch.setattr(kernels, "_NEAR_BYTES", 1 << 11)
+    monkeypatch.setattr(kernels, "_BAND_BYTES", 1 << 12)
+
+
+@pytest.mark.parametrize("zeros", [0, 0.5, 0.9, 1])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_agrees(name, dtype, zeros):
+    case = Case(name, dtype, zeros)
+    near(case, case.backward_data(), case.expected_data())
+    dw, db = case.backward_weights()
+    want_w, want_b = case.expected_weights()
+    near(case, dw, want_w)
+    near(case, db[0], want_b)
+
+
+@pytest.mark.usefixtures("small_caches")
+@pytest.mark.parametrize("name", ["blocks", "runs", "ragged", "stride", "kernel_below_stride"])
+def test_bands_agree(name):
+    case = Case(name, "float32")
+    bands = case.window.weights_band(), case.window.data_band()
+    assert min(bands) < case.window.output[0]
+    near(case, case.backward_data(), case.expected_data())
+    near(case, case.backward_weights()[0], case.expected_weights()[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_gradient_gives_exactly_none(dtype):
+    case = Case("blocks", dtype)
+    case.dy[...] = np.where(case.dy > 0, 0.0, -0.0)
+    case.x[...], case.w[...] = np.inf, np.nan  # which nothing multiplies
+    dw, db = case.backward_weights()
+    assert not dw.any()
+    assert not db.any()
+    assert not case.backward_data().any()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_not_finite_reaches_exactly_what_depends_on_it(dtype, value):
+    case = Case("blocks", dtype)
+    case.dy[1, 3, 0, 4] = value
+    finite = np.isfinite(case.backward_data())
+    hit = np.zeros(finite.shape, bool)
+    hit[1, :, :3, 2:7] = True
+    np.testing.assert_array_equal(~finite, hit)
+    dw, db = case.backward_weights()
+    hit = np.zeros(dw.shape, bool)
+    hit[3, :, 2:] = True  # above, the window is in the padding: 0 * inf does not count
+    np.testing.assert_array_equal(~np.isfinite(dw)[:, :, 2:], hit[:, :, 2:])
+    np.testing.assert_array_equal(~np.isfinite(db[0]), np.arange(7) == 3)
+
+
+def test_smallest_numbers_are_not_zero():
+    case = Case("one", "float32")
+    case.x[...], case.w[...] = 2.0**100, 2.0**100
+    case.dy[...] = np.float32(2.0**-149)
+    assert case.backward_weights()[0] == np.float32(2.0**-49)
+    assert case.backward_data() == np.float32(2.0**-49)
+
+
+def test_a_piece_writes_its_images_only():
+    case = Case("blocks", "float32")
+    dx = case.backward_data(1, 2)
+    assert np.isnan(dx[[0, 2]]).all()
+    near(case, dx[1], case.expected_data()[1])
+
+
+def test_pieces_add_up_in_order():
+    case = Case("blocks", "float32")
+    dw, db = case.backward_weights(pieces=((0, 1), (1, 3)), accumulate=1.0)
+    want_w, want_b = case.expected_weights()
+    near(case, dw, want_w + 0.5)
+    near(case, db.sum(0), want_b)
+
+
+def test_without_bias_its_gradient_is_left_alone():
+    _, db = Case("even", "float32").backward_weights(has_bias=False)
+    assert np.isnan(db).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "machine",
+    [{"CGDNN_VECTOR_WIDTH": "8"}, {"CGDNN_VECTOR_WIDTH": "4"}, {"NUMBA_CPU_NAME": "haswell"}],
+)
+def test_agrees_on_other_machines(machine):
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", __file__, "-k", "float32 or bands"],
+        env={**os.environ, **machine},
+        check=True,
+        capture_output=True,
+    )
