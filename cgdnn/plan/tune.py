@@ -70,6 +70,10 @@ def _read_all(path: str | os.PathLike[str]) -> dict[str, dict[str, dict[str, flo
         text = Path(path).read_text()
     except FileNotFoundError:
         return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path}: cannot be read: {error}. Name another file in CGDNN_TUNING."
+        ) from error
     try:
         everything = json.loads(text)
         return {

@@ -97,3 +97,8 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(DataError, match=r"tuning.json: is no tuning table"):
         TuningTable.read(path)
+
+
+def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot be read: .*CGDNN_TUNING"):
+        TuningTable.read(tmp_path)
