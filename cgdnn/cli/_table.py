@@ -20,14 +20,18 @@ def print_table(table: Table) -> None:
 
 
 def _print_drawn(table: Table) -> None:
-    drawn = rich.table.Table(title=table.title, title_justify="left", box=rich.box.SIMPLE)
+    drawn = rich.table.Table(box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in table.columns:
-        drawn.add_column(
-            name.lstrip("#"), justify="right" if _holds_numbers(name) else "left", overflow="fold"
-        )
+        if _holds_numbers(name):
+            drawn.add_column(name.lstrip("#"), justify="right", no_wrap=True)
+        else:
+            drawn.add_column(name, overflow="fold")
     for row in table.rows:
         drawn.add_row(*row)
-    Console(highlight=False, markup=False).print(drawn)
+    console = Console(highlight=False, markup=False)
+    console.print(table.title, style="bold", soft_wrap=True)
+    console.print(drawn)
+    console.print()
 
 
 def _print_plain(table: Table) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 from cgdnn import machine
 from cgdnn.cli._describe import add_net_options, assemble_net, heading
 from cgdnn.cli._table import print_table
+from cgdnn.cli._tuning import add_tune_option, tuning_of
+from cgdnn.errors import UsageError
 from cgdnn.plan.check import check
 from cgdnn.plan.lower import Lowering
 from cgdnn.plan.show import bytes_text, describe, edges
@@ -19,7 +21,10 @@ def add_parser(subparsers: Any) -> None:
         "plan", help="print the tasks, kernels, layouts and buffers of a net", description=__doc__
     )
     add_net_options(parser)
-    parser.add_argument("--threads", type=int, help="workers that scratch memory is counted for")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="workers that scratch memory is counted for"
+    )
+    add_tune_option(parser)
     parser.add_argument("--tasks", action="store_true", help="list every task with its edges")
     parser.set_defaults(run=run)
 
@@ -27,8 +32,12 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan of one iteration: forward, and backward in the phase TRAIN."""
     threads = machine.default_threads() if args.threads is None else args.threads
+    if threads < 1:
+        raise UsageError(
+            f"--threads: got {threads}, expected 1 or more. Leave it out for all cores."
+        )
     assembly = assemble_net(args)
-    lowering = Lowering(assembly, "float32", seed=1)
+    lowering = Lowering(assembly, "float32", seed=1, table=tuning_of(args))
     parts = ("forward", "backward") if args.phase == "TRAIN" else ("forward",)
     program = lowering.program(parts, 0, len(assembly.layers))
     check(program)

@@ -91,3 +91,18 @@ def test_malformed_shape(text):
 def test_shape_of_an_unknown_blob():
     with pytest.raises(UsageError, match=r'no data layer makes a blob "dada".* data, label'):
         run("summary", str(LENET), "--shape", "data=1,28,28", "--shape", "dada=1")
+
+
+def test_number_of_threads():
+    with pytest.raises(UsageError, match="--threads: got 0, expected 1 or more"):
+        run("plan", VGG, "--threads", "0")
+
+
+def test_tables_are_drawn_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    run("summary", VGG)
+    text = capsys.readouterr().out
+    assert "─" in text
+    assert "2x64x224x224" in text
+    assert "138,357,544" in text
