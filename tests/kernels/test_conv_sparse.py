@@ -110,8 +110,8 @@ def near(case, got, want):
 @pytest.fixture
 def small_caches(monkeypatch):
     """Let every image be cut into bands."""
-    monkeypatch.setattr(kernels, "_NEAR_BYTES", 1 << 11)
-    monkeypatch.setattr(kernels, "_BAND_BYTES", 1 << 12)
+    monkeypatch.setattr(kernels, "_NEAR_BYTES", 1 << 9)
+    monkeypatch.setattr(kernels, "_BAND_BYTES", 1 << 9)
 
 
 @pytest.mark.parametrize("zeros", [0, 0.5, 0.9, 1])
