@@ -1,4 +1,4 @@
-"""The steps of a convolution's backward passes that skip zeros (see `cgdnn.kernels.conv_sparse`)."""
+"""The steps of backward passes that skip zeros (see `cgdnn.kernels.conv_sparse`)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cgdnn.layers._base import (
     BEGIN,
     END,
     PIECE,
+    Argument,
     Buffer,
     Operands,
     Step,
@@ -128,9 +129,8 @@ class Sparse:
                 )
             )
         if has_bias:
-            diff = operands.param_diff[1]
-            arguments = [rows(db), update(diff), operands.accumulate(1), BEGIN, END]
-            steps.append(Step(reduce_rows, arguments, diff.size, 2.0))
+            target: list[Argument] = [update(operands.param_diff[1]), operands.accumulate(1)]
+            steps.append(Step(reduce_rows, [rows(db), *target, BEGIN, END], filters, 2.0))
         return steps
 
     @property
