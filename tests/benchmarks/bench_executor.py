@@ -3,9 +3,9 @@
 usage: python tests/benchmarks/bench_executor.py [--steps 200]
 
 * share: the part of a step's worker time (threads times seconds) in which no task runs, by the
-  trace of each task; the median over all steps and that of the quietest tenth, since other
-  processes of the machine take their part of it.
-* outside: microseconds of a step around the executor, in Python.
+  trace of each task. The median over all steps, and over the fastest twentieth of them: other
+  processes of the machine take their part of the rest.
+* outside: microseconds of a step around the executor's loop, in Python.
 * ratio: a step with 3 and 8 threads against one with 2, medians of steps taken in turn.
 * wake-up: from the end of a task to the begin of one that it made ready on a sleeping worker.
 """
@@ -34,8 +34,8 @@ def share(threads: int, steps: int) -> None:
     """Print which part of LeNet's step goes to dispatch and waiting."""
     solver = make_solver("lenet", threads)
     solver.step(10)
-    shares, outside = [], []
     (run,) = solver.net._programs.values()
+    found = []
     for _ in range(steps):
         start = time.perf_counter()
         run.run(trace=True)
@@ -43,13 +43,14 @@ def share(threads: int, steps: int) -> None:
         ran = run.trace[run.trace[:, 1] > 0]
         busy = (ran[:, 1] - ran[:, 0]).sum() / 1e9
         span = (ran[:, 1].max() - ran[:, 0].min()) / 1e9
-        shares.append(1 - busy / (threads * span))
-        outside.append(1e6 * (seconds - span))
-    quiet = np.quantile(shares, 0.1)
-    print(
-        f"threads {threads}: share {statistics.median(shares):.1%}, quietest tenth {quiet:.1%}; "
-        f"outside {statistics.median(outside):.0f} us"
-    )
+        found.append((span, 1 - busy / (threads * span), 1e6 * (seconds - span)))
+    found.sort()
+    for name, some in (("all steps", found), ("fastest", found[: -(-steps // 20)])):
+        span, idle, outside = np.median(some, axis=0)
+        print(
+            f"threads {threads}, {name:9}: step {1e3 * span:6.2f} ms, share {idle:.1%}, "
+            f"outside {outside:.0f} us"
+        )
 
 
 def crowd(steps: int) -> None:
