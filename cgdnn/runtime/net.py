@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -359,12 +359,11 @@ class Net:
                 run.program.patch(name, value)
             run.program.patch("accumulate", 1.0 if accumulate else 0.0)
             run.program.patch("counter", self.counter)
-            positions = [(layer, layer.position) for layer in self.data_layers.values()]
+            undo = self.remember()
             try:
                 self._run(run, trace)
             except BaseException:  # the pass did not happen: it can be tried again
-                for layer, position in positions:
-                    layer.seek(position)
+                undo()
                 raise
             self._fresh.update(run.program.program.fresh)
             for index, kind in self._pinned:
@@ -372,6 +371,25 @@ class Net:
             if "forward" in parts:
                 self.counter += 1
         return self._times(run) if trace else []
+
+    def remember(self) -> Callable[[], None]:
+        """Return a function that takes back what forward passes change besides blobs.
+
+        That is: data positions, the count of passes, and running sums such as BatchNorm's.
+        """
+        counter = self.counter
+        positions = [(layer, layer.position) for layer in self.data_layers.values()]
+        unlearned = [p.data for p in self.assembly.params if not p.declared.learned]
+        sums = [(self._state.array(data), self._state.array(data).copy()) for data in unlearned]
+
+        def undo() -> None:
+            self.counter = counter
+            for layer, position in positions:
+                layer.seek(position)
+            for array, values in sums:
+                array[...] = values
+
+        return undo
 
     def array(self, buffer: Buffer) -> Array:
         """Return the array of a buffer of this net's plan, such as a solver's history."""
@@ -440,7 +458,7 @@ class Net:
                 top = planned.node.tops[0]
                 self._bring_home(top, "diff")
                 diff = self._state.array(self.assembly.blobs[top].diff)
-                shares[planned.node.name] = 1.0 - np.count_nonzero(diff) / max(1, diff.size)
+                shares[planned.node.name] = 1 - int(np.count_nonzero(diff)) / max(1, diff.size)
         return shares
 
     def choose_kernels(

@@ -326,7 +326,7 @@ class Solver:
         """Run one iteration; return its loss, averaged over the sub-iterations."""
         net, size = self.net, self.param.iter_size
         numbers = self._numbers(rate)
-        begin = _cursors_of(net)
+        undo = net.remember()
         try:
             if size == 1:
                 parts = ("forward", "backward", "update")
@@ -339,7 +339,7 @@ class Solver:
             self._run(("update",), update=self._update.works, numbers=numbers)
             return total / size
         except BaseException as error:
-            _seek(net, begin)  # the sub-iterations that went well come again too
+            undo()  # the sub-iterations that went well come again too
             if not isinstance(error, NonFiniteError):
                 raise
             first = net.first_non_finite()
@@ -459,7 +459,11 @@ class Solver:
         return {"train": self.net, **tests}
 
     def _cursors(self) -> dict[str, dict[str, int]]:
-        return {name: _cursors_of(net) for name, net in self._named_nets().items()}
+        cursors = {}
+        for name, net in self._named_nets().items():
+            positions = {layer: reader.position for layer, reader in net.data_layers.items()}
+            cursors[name] = {**positions, _PASSES: net.counter}
+        return cursors
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Go back to a snapshot; the run goes on with the same bits as an uninterrupted one.
@@ -528,12 +532,6 @@ class Solver:
         """Stop the background readers of all nets."""
         for net in (self.net, *self.test_nets):
             net.close()
-
-
-def _cursors_of(net: Net) -> dict[str, int]:
-    """Return the position of every data layer, and under `_PASSES` the count of passes."""
-    positions = {layer: reader.position for layer, reader in net.data_layers.items()}
-    return {**positions, _PASSES: net.counter}
 
 
 def _seek(net: Net, cursors: Mapping[str, int]) -> None:

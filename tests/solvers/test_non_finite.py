@@ -199,6 +199,22 @@ def test_weights_stay_as_they_were_where_the_loss_is_not_finite() -> None:
     solver.close()
 
 
+@pytest.mark.parametrize("iter_size", [1, 2])
+def test_running_sums_stay_as_they_were_where_the_iteration_fails(iter_size: int) -> None:
+    norm = 'layer { name: "bn" type: "BatchNorm" bottom: "conv" top: "conv" }\n'
+    relu = 'layer { name: "relu"'
+    Path("net.prototxt").write_text(NET.replace(relu, norm + relu))
+    Path("solver.prototxt").write_text(SOLVER + f"iter_size: {iter_size}\n")
+    spoil_rows("train", (iter_size * (FIRST_BAD + 1) - 1) * 4, np.nan)
+    solver = Solver("solver.prototxt", threads=2)
+    solver.step(FIRST_BAD)
+    before = bits(solver)
+    with pytest.raises(NonFiniteError):
+        solver.step(1)
+    assert bits(solver) == before
+    solver.close()
+
+
 def test_test_net() -> None:
     spoil_rows("test", 5, np.nan)
     solver = Solver("solver.prototxt", threads=2)
