@@ -22,7 +22,7 @@ from cgdnn.kernels.vector import Emitter, constant, emitted, lanes_of
 ZERO, KEEP, BIAS = 0, 1, 2
 """What a product is added to: nothing, the content of C, or one number a row."""
 
-_NN_LEAST_ROWS = 4
+_NN_LEAST_ROWS = 5
 """Rows of the smallest nn tile that there is code for."""
 _NT_COLUMNS = 4
 
