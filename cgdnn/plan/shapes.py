@@ -218,6 +218,10 @@ def _add_params(
     layer: Layer, node: Node, params: list[PlannedParam], shared: dict[str, int]
 ) -> list[int]:
     declared = layer.parameters()
+    if not node.name and (declared or layer.reads_data):
+        raise layer.error(
+            "has no name, but snapshots keep its weights or its position under one. Give it one."
+        )
     specs = list(node.param.param)
     if len(specs) > len(declared):
         raise layer.error(

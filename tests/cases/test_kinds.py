@@ -6,6 +6,7 @@ the message (with code 0: the warnings) must say.
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from cgdnn.data.datum import encode_datum
 from cgdnn.data.lmdb import write_lmdb
+from cgdnn.proto.cgdnn_pb2 import NetParameter
 from tests.cases.running import check, run
 
 NET = """\
@@ -183,6 +185,11 @@ IN_NET: dict[str, Row] = {
         [(" }\nlayer", " include { phase: TEST } }\nlayer")],
         2,
         [r'unknown bottom "x".*produced only in phase TEST'],
+    ),
+    "weights without a name": (
+        [('name: "fc" ', "")],
+        2,
+        [r'^net\.prototxt:8:1: layer "" \(InnerProduct\): has no name.*Give it one'],
     ),
     # Shapes and fields
     "pad as large as an uneven kernel": (
@@ -609,6 +616,12 @@ def test_transform(
     check(run(TRAIN, capfd), code, [pattern] if code else [])
 
 
+def test_data_without_a_name(db: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    net = db / "net.prototxt"
+    net.write_text(net.read_text().replace('name: "in" ', ""))
+    check(run(TRAIN, capfd), 2, [r'^net\.prototxt:1:1: layer "" \(Data\): has no name'])
+
+
 # Weights and states
 
 
@@ -618,6 +631,35 @@ def test_weights_that_match_no_layer(folder: Path, capfd: pytest.CaptureFixture[
     (folder / "net.prototxt").write_text(other)
     ended = run(f"{TRAIN} --weights=snap_iter_2.caffemodel", capfd)
     check(ended, 1, [r"^snap_iter_2\.caffemodel: no layer of the file \(conv, fc\) is in the net"])
+
+
+def test_weights_with_the_name_of_two_layers_in_a_test(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    check(run(TRAIN, capfd), 0, [])
+    twice = NET.replace(
+        'layer { name: "loss"',
+        'layer { name: "fc" type: "ReLU" bottom: "s" top: "s" }\nlayer { name: "loss"',
+    )
+    (folder / "net.prototxt").write_text(twice)
+    check(run(TRAIN, capfd), 2, [r'^net\.prototxt:10:9: layer "fc" \(ReLU\) has the name of'])
+    ended = run("{caffe} test --model=net.prototxt --weights=snap_iter_2.caffemodel", capfd)
+    check(ended, 0, [r'^net\.prototxt:10:9: layer "fc" \(ReLU\) has the name of'])
+
+
+@pytest.mark.parametrize(("shape", "code"), [((1, 1, 5, 36), 0), ((5, 36, 1, 1), 1)])
+def test_weights_of_old_files_have_four_axes(
+    shape: tuple[int, ...], code: int, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    check(run(TRAIN, capfd), 0, [])
+    model = NetParameter.FromString(Path("snap_iter_2.caffemodel").read_bytes())
+    (blob,) = (layer.blobs[0] for layer in model.layer if layer.name == "fc")
+    blob.ClearField("shape")
+    blob.num, blob.channels, blob.height, blob.width = shape
+    Path("old.caffemodel").write_bytes(model.SerializeToString())
+    ended = run(f"{TRAIN} --weights=old.caffemodel", capfd)
+    text = re.escape(f"fc[0] has shape {shape}, expected (5, 36)")
+    check(ended, code, [text] if code else [])
 
 
 def test_weights_of_another_shape(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
