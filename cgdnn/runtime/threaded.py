@@ -20,11 +20,11 @@ and the caller leaves only after it has cleared `active` and the count is zero.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import os
+import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -303,50 +303,34 @@ class _Pool:
         self.words = block[first : first + _CONTROL_BYTES // 8]
         self.control = self.words.ctypes.data
         self.threads: list[threading.Thread] = []
-        self.free = list(range(MAX_JOBS))
-        self.changed = threading.Condition()
+        self.lock = threading.Lock()
+        self.free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        """Numbers of the jobs that nobody uses."""
+        for number in range(MAX_JOBS):
+            self.free.put(number)
         self.cores = machine.cores_allowed()
-        self.crowded = False
 
-    @contextlib.contextmanager
-    def job(self, helpers: int) -> Iterator[int]:
-        """Yield the number of a job that nobody else uses; have at least so many helpers."""
-        with self.changed:
-            while not self.free:
-                self.changed.wait()
-            number = self.free.pop()
+    def crowded(self, helpers: int) -> bool:
+        """Have at least so many helpers; tell whether more threads than cores may be awake."""
+        if len(self.threads) < helpers:
             self._grow(helpers)
-            self._set_spins()
-        try:
-            yield number
-        finally:
-            with self.changed:
-                self.free.append(number)
-                self._set_spins()
-                self.changed.notify()
+        callers = MAX_JOBS - self.free.qsize()
+        crowded = callers + len(self.threads) > self.cores
+        self.words[_POOL_SPINS // 8] = 0 if crowded else SPINS // 2
+        return crowded
 
     def _grow(self, helpers: int) -> None:
-        while len(self.threads) < helpers:
-            number = len(self.threads)
-            thread = threading.Thread(
-                target=_loops()[0],
-                args=(self.control, number),
-                name=f"cgdnn-{number + 1}",
-                daemon=True,
-            )
-            thread.start()
-            self.threads.append(thread)
-
-    def _set_spins(self) -> None:
-        """Let nobody spin where more threads than cores might be awake."""
-        callers = MAX_JOBS - len(self.free)
-        self.crowded = callers + len(self.threads) > self.cores
-        self.words[_POOL_SPINS // 8] = 0 if self.crowded else SPINS // 2
-
-    def record(self, job: int) -> Ints:
-        """Return the words of a job's record."""
-        first = (_JOBS + job * _RECORD) // 8
-        return self.words[first : first + _RECORD // 8]
+        with self.lock:
+            while len(self.threads) < helpers:
+                number = len(self.threads)
+                thread = threading.Thread(
+                    target=_loops()[0],
+                    args=(self.control, number),
+                    name=f"cgdnn-{number + 1}",
+                    daemon=True,
+                )
+                thread.start()
+                self.threads.append(thread)
 
     def shut_down(self) -> None:
         """End the helper threads; they finish the task that they are in."""
@@ -430,33 +414,38 @@ class ThreadedRun:
         self.program = program
         self.threads = threads
         count = len(program.tasks)
-        self._counts = np.zeros(count, np.int64)
         self._status = np.zeros(count, np.int64)
         self._trace = np.zeros((count, 3), np.int64)
         order = np.array(program.program.order, np.int64)
         ranks = np.argsort(order)
-        # Ready at first: as many as wait for nothing, each with its bit.
-        first = np.zeros(-(-count // 64) * 64, bool)
-        first[ranks[program.waits == 0]] = True
-        self._first_ready = int(first.sum())
-        self._first_bits = np.packbits(first, bitorder="little").view(np.int64)
-        self._bits = np.zeros_like(self._first_bits)
-        self._keep = (order, ranks)
-        arrays = (
-            program.entries,
-            program.slots,
-            self._counts,
-            program.successor_starts,
-            program.successors,
-            self._bits,
-            order,
-            ranks,
-            self._status,
-            self._trace,
+        ready = np.zeros(-(-count // 64) * 64, bool)
+        ready[ranks[program.waits == 0]] = True
+        # What a run counts down and takes from: wait counts, then the bits of the ready tasks.
+        self._first = np.concatenate(
+            [program.waits, np.packbits(ready, bitorder="little").view(np.int64)]
         )
-        # What a job's record holds from _FIXED on; the rest is filled in by each run.
-        addresses = [array.ctypes.data for array in arrays]
-        self._record = np.array([*addresses, len(self._bits)], np.int64)
+        self._live = self._first.copy()
+        self._keep = (order, ranks)
+        self._record = np.zeros((_RECORD - _READY) // 8, np.int64)
+        """What a run writes into its job's record, from `_READY` on."""
+        for offset, value in (
+            (_READY, int(ready.sum())),
+            (_LEFT, count),
+            (_ENTRIES, program.entries.ctypes.data),
+            (_SLOTS, program.slots.ctypes.data),
+            (_COUNTS, self._live.ctypes.data),
+            (_STARTS, program.successor_starts.ctypes.data),
+            (_SUCCESSORS, program.successors.ctypes.data),
+            (_BITS, self._live.ctypes.data + 8 * count),
+            (_ORDER, order.ctypes.data),
+            (_RANKS, ranks.ctypes.data),
+            (_STATUS, self._status.ctypes.data),
+            (_WORDS, len(ready) // 64),
+        ):
+            self._set(offset, value)
+
+    def _set(self, offset: int, value: int) -> None:
+        self._record[(offset - _READY) // 8] = value
 
     def run(self, trace: bool = False) -> tuple[int, int] | None:
         """Run every task once.
@@ -470,26 +459,22 @@ class ThreadedRun:
         -------
         (task, status) of the failed task that comes first in the program, or None.
         """
-        count = len(self.program.tasks)
-        if count == 0:
+        if not self.program.tasks:
             return None
         pool = _the_pool()
         workers = min(self.threads, pool.cores)
-        np.copyto(self._counts, self.program.waits)
-        np.copyto(self._bits, self._first_bits)
-        with pool.job(workers - 1) as number:
-            words = pool.record(number)
-            words[_FIXED // 8 : _FIXED // 8 + len(self._record)] = self._record
-            if not trace:
-                words[_TRACE // 8] = 0
-            words[_LIMIT // 8] = workers
-            words[_SPINS // 8] = 0 if pool.crowded else SPINS
-            words[_LEFT // 8] = count
-            words[_WAITING // 8] = 0
-            words[_FAILED // 8] = 0
-            words[_READY // 8] = self._first_ready
-            _loops()[1](pool.control, pool.control + _JOBS + number * _RECORD)
-            failed = int(words[_FAILED // 8])
+        np.copyto(self._live, self._first)
+        self._set(_LIMIT, workers)
+        self._set(_TRACE, self._trace.ctypes.data if trace else 0)
+        number = pool.free.get()
+        try:
+            self._set(_SPINS, 0 if pool.crowded(workers - 1) else SPINS)
+            job = _JOBS + number * _RECORD
+            pool.words[(job + _READY) // 8 : (job + _RECORD) // 8] = self._record
+            _loops()[1](pool.control, pool.control + job)
+            failed = int(pool.words[(job + _FAILED) // 8])
+        finally:
+            pool.free.put(number)
         if failed:
             return failed - 1, int(self._status[failed - 1])
         return None
