@@ -43,6 +43,12 @@ def main(words: Sequence[str] | None = None) -> int:
     except CgdnnError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except MemoryError as error:
+        print(
+            f"error: out of memory: {error}. Use a smaller batch, or fewer outputs.",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:

@@ -22,7 +22,7 @@ def check_label_shape(layer: Layer, bottoms: list[Shape], axis: int) -> None:
     scores, labels = bottoms
     expected = tuple(1 if i == axis else size for i, size in enumerate(scores))
     if prod(labels) != prod(expected):
-        names = layer.node.param.bottom
+        names = layer.node.bottom_names
         raise layer.error(
             f'labels "{names[1]}" do not match scores "{names[0]}" of shape {scores}; got shape '
             f"{labels} ({prod(labels)} labels), expected {expected} ({prod(expected)} labels: "
@@ -48,7 +48,7 @@ def explain_label(layer: Layer, view: tuple[int, int, int, int]) -> Callable[[in
         value = float(np.array([status & 0xFFFFFFFF], np.uint32).view(np.float32)[0])
         sample, position = divmod(index, view[1] * view[3])
         place = f"sample {sample}" + (f", position {position}" if view[1] * view[3] > 1 else "")
-        scores, labels = layer.node.param.bottom[:2]
+        scores, labels = layer.node.bottom_names[:2]
         text = f"{value:.0f}" if value.is_integer() else f"{value:g}"
         wrong = f"is outside 0..{view[2] - 1}" if value.is_integer() else "is not a whole number"
         return DataError(

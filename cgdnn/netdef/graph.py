@@ -67,6 +67,11 @@ class Node:
         return self.source.where("layer", self.index, *fields)
 
     @property
+    def bottom_names(self) -> list[str]:
+        """The bottoms as the description names them; `param` may name tops of Splits instead."""
+        return list(self.source.message.layer[self.index].bottom)
+
+    @property
     def label(self) -> str:
         """The layer as messages name it: ``layer "conv1" (Convolution)``."""
         return _label(self.param)

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -202,8 +203,16 @@ class Solver:
         path: tuple[str | int, ...] = (field,) if index is None else (field, index)
         if field.endswith("_param"):
             return self._located.part(*path)
-        value = getattr(self.param, field)
-        return find_file(value if index is None else value[index], base)
+        name = getattr(self.param, field)
+        if index is not None:
+            name = name[index]
+        found = find_file(name, base)
+        if not found.is_file():
+            raise DescriptionError(
+                f'{self._located.where(*path)}: {field} "{name}" does not exist; looked in '
+                f"{Path.cwd()} and beside the solver. Correct its path."
+            )
+        return found
 
     def _train_net(self, base: Any, threads: int | None, dtype: str) -> Net:
         fields = ("train_net_param", "train_net", "net_param", "net")
