@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
+from cgdnn.data.dataset import write_mean
 from cgdnn.data.datum import encode_datum
 from cgdnn.data.lmdb import write_lmdb
 from cgdnn.proto.cgdnn_pb2 import NetParameter
@@ -40,6 +41,8 @@ max_iter: 2
 snapshot_prefix: "snap"
 """
 TRAIN = "{caffe} train --solver=solver.prototxt"
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 Edits = list[tuple[str, str]]
 Row = tuple[Edits, int, list[str]]
@@ -276,11 +279,28 @@ IN_NET: dict[str, Row] = {
         2,
         [r'^net\.prototxt:6:\d+: layer "pool" \(Dropout\): got dropout_ratio 1\.5, expected 0 <='],
     ),
+    "more than fits in memory": (
+        [("num_output: 5", "num_output: 4294967295")],
+        1,
+        ["out of memory"],
+    ),
     # Labels
     "label too large": (
         [("value: 1", "value: 5")],
         3,
         [r'layer "loss" .*"y", sample 0 of the batch: label 5 is outside 0\.\.4; got 5'],
+    ),
+    "label too large for a score": (
+        [
+            ("value: 1", "value: 5"),
+            (
+                NET[NET.index('layer { name: "loss"') :],
+                NET[NET.index('layer { name: "loss"') :]
+                + 'layer { name: "score" type: "Accuracy" bottom: "s" bottom: "y" top: "a" }',
+            ),
+        ],
+        3,
+        [r'layer "loss" .*"y", sample 0 of the batch: label 5 .* range of "s" \(5 classes'],
     ),
     "label not a number": (
         [("value: 1", "value: nan")],
@@ -382,7 +402,17 @@ IN_SOLVER: dict[str, Row] = {
     "net of another name": (
         [('"net.prototxt"', '"nets.prototxt"')],
         2,
-        [r"^solver\.prototxt:1:1: .*nets\.prototxt|^nets\.prototxt: no such file"],
+        [r'^solver\.prototxt:1:1: net "nets\.prototxt" does not exist; looked in /', "Correct"],
+    ),
+    "test net of another name": (
+        [("max_iter", 'test_net: "test.prototxt" test_iter: 1 test_interval: 1 max_iter')],
+        2,
+        [r'^solver\.prototxt:5:1: test_net "test\.prototxt" does not exist'],
+    ),
+    "net is a folder": (
+        [('"net.prototxt"', '"."')],
+        2,
+        [r'^solver\.prototxt:1:1: net "\." does not exist|^\.: cannot be read: Is a directory'],
     ),
     "test_iter without interval": (
         [("max_iter", "test_iter: 1 max_iter")],
@@ -567,10 +597,33 @@ def test_empty_database(db: Path, capfd: pytest.CaptureFixture[str]) -> None:
     check(run(TRAIN, capfd), 3, [r'layer "in" \(Data\): /.*/db: .*(empty|no records)'])
 
 
-def test_path_of_the_lock_file(db: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_path_with_a_slash_at_the_end(db: Path, capfd: pytest.CaptureFixture[str]) -> None:
     net = db / "net.prototxt"
     net.write_text(net.read_text().replace('"db"', '"db/"'))
     check(run(TRAIN, capfd), 0, [])
+
+
+def test_path_of_the_lock_file(db: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (db / "db" / "lock.mdb").write_bytes(b"")
+    net = db / "net.prototxt"
+    net.write_text(net.read_text().replace('"db"', '"db/lock.mdb"'))
+    check(run(TRAIN, capfd), 3, [r'layer "in" \(Data\): /.*/db/lock\.mdb: '])
+
+
+def test_database_of_leveldb(db: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(db / "db")
+    shutil.copytree(GOLDEN / "data" / "images_leveldb", db / "db")
+    check(run(TRAIN, capfd), 3, [r'layer "in" \(Data\): /.*/db: .*LevelDB'])
+
+
+def test_mean_of_another_size(db: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_mean("mean.binaryproto", np.zeros((1, 3, 4, 4), np.uint8))
+    transform(db, 'mean_file: "mean.binaryproto"')
+    check(
+        run(TRAIN, capfd),
+        2,
+        [r"mean\.binaryproto does not fit .*got 3 x 4 x 4, expected 3 x 8 x 8"],
+    )
 
 
 def test_record_that_is_no_datum(db: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -672,6 +725,7 @@ def test_weights_of_another_shape(folder: Path, capfd: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("option", "code", "pattern"),
     [
+        ("--weights=h5.caffemodel", 2, r"h5\.caffemodel: is an HDF5 file, expected weights"),
         ("--weights=none.caffemodel", 3, r"/none\.caffemodel: cannot be read: No such file"),
         ("--snapshot=none.solverstate", 3, r"/none\.solverstate: cannot be read: No such file"),
         ("--snapshot=solver.prototxt", 2, r"solver\.prototxt: is a text file, expected a solver"),
@@ -683,6 +737,7 @@ def test_wrong_kind_of_file(
     option: str, code: int, pattern: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     check(run(TRAIN, capfd), 0, [])
+    write_h5("h5.caffemodel")
     check(run(f"{TRAIN} {option}", capfd), code, [pattern])
 
 
