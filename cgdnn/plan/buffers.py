@@ -2,7 +2,8 @@
 
 Blobs, diffs, parameters and states have memory of their own for as long as the net lives.
 Partials and temporaries share one arena: each is placed at the lowest offset that is free between
-its first and its last use in program order. Scratch lies in a block of each worker.
+its first and its last use in program order. Two that share bytes make their tasks wait for each
+other, so small ones keep theirs to the end. Scratch lies in a block of each worker.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from cgdnn.layers._base import Buffer, Use
 from cgdnn.plan.tasks import Task
 
 ALIGNMENT = 64
+SMALL_BYTES = 256 << 10
+"""A short-lived buffer up to this size shares its bytes with no other."""
 SHORT_LIVED = ("partial", "temporary")
 
 
@@ -88,6 +91,7 @@ def place(tasks: list[Task], size_of: Callable[[Buffer], int]) -> Placement:
                 break
             start = max(start, taken_stop)
         places[buffer] = start
-        living.append((last[buffer], start, start + size))
+        end = last[buffer] if size > SMALL_BYTES else len(tasks)
+        living.append((end, start, start + size))
         arena_bytes = max(arena_bytes, start + size)
     return Placement(places, arena_bytes, scratch_bytes)

@@ -1,13 +1,13 @@
 """Decide how a step is cut: from its extent and cost alone, never from the thread count.
 
-A piece should take long enough that handing it out costs little (about 0.3 us), and there
+A piece should take long enough that handing it out costs little (about 0.1 us), and there
 should be enough of them that cores share the work evenly; both are functions of shapes, so that
 results are the same bits on any number of threads.
 """
 
 from __future__ import annotations
 
-PIECE_NANOSECONDS = 20_000.0
+PIECE_NANOSECONDS = 10_000.0
 """A piece shorter than this is not worth cutting off."""
 MAX_PIECES = 32
 MAX_PARTIALS = 16
