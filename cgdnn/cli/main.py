@@ -17,7 +17,7 @@ from importlib import import_module
 from cgdnn import __version__
 from cgdnn.errors import CgdnnError
 
-COMMANDS = ("train", "test", "time", "plan", "summary", "tune", "fetch")
+COMMANDS = ("train", "test", "time", "plan", "summary", "tune", "bench", "fetch")
 """Modules of this package, each with ``add_parser(subparsers)`` and ``run(arguments) -> int``."""
 
 

@@ -1,15 +1,30 @@
-"""`cgdnn time`: measure the forward and backward pass of every layer of a net."""
+"""`cgdnn time`: measure the forward and backward pass of every layer of a net.
+
+Caffe's lines go to standard error. A table follows on standard output, with a row for each pass of
+each layer that multiplies: rates are those of one core, in multiply-adds by the pass's definition
+times two, zeros included ("dense") or, in backward passes, not ("goodput").
+"""
 
 from __future__ import annotations
 
 import argparse
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from cgdnn import machine
 from cgdnn.cli import _scored
 from cgdnn.cli._log import log
+from cgdnn.cli._table import print_table
+from cgdnn.layers.convolution import Convolution
+from cgdnn.plan.intensity import ConvolutionShape
+from cgdnn.plan.lower import PASSES as LAYER_PASSES
+from cgdnn.plan.shapes import PlannedLayer
+from cgdnn.plan.show import Table
+from cgdnn.runtime.measure import peak_flops
 from cgdnn.runtime.net import Net, TaskTime
 
 PASSES = ("forward", "backward")
@@ -22,7 +37,8 @@ def add_parser(subparsers: Any) -> None:
         "time",
         help="measure the passes of every layer",
         description=f"{__doc__} The tasks of an iteration overlap, so a layer's time is that of "
-        "its tasks, added up over all workers; the totals are what passed on the clock.",
+        "its tasks, added up over all workers; the totals are what passed on the clock. "
+        "The regions 0 to 5 are those of spg-CNN.",
         allow_abbrev=False,
     )
     _scored.add_options(parser)
@@ -42,9 +58,12 @@ def _measure(net: Net, iterations: int) -> None:
     log.info("Performing Backward")
     net.run(PASSES, trace=True)  # compiles, plans, reads the first batches
     log.info("Initial loss: %g", net.loss)
+    net.choose_kernels(net.count_zeros())  # as training does
+    net.run(PASSES, trace=True)
     log.info("*** Benchmark begins ***")
     log.info("Testing for %d iterations.", iterations)
     layers: defaultdict[tuple[int, str], float] = defaultdict(float)
+    passes: defaultdict[tuple[int, str], float] = defaultdict(float)
     clock = dict.fromkeys(PASSES, 0.0)
     total = 0.0
     for iteration in range(iterations):
@@ -57,7 +76,9 @@ def _measure(net: Net, iterations: int) -> None:
         for which, those in by_pass.items():
             clock[which] += NANOSECONDS * _span(those)
             for task in those:
-                layers[task.layer, which] += NANOSECONDS * (task.end - task.begin)
+                took = NANOSECONDS * (task.end - task.begin)
+                layers[task.layer, which] += took
+                passes[task.layer, _pass_of(task)] += took
     log.info("Average time per layer: ")
     for index, planned in enumerate(net.assembly.layers):
         for which in PASSES:
@@ -68,15 +89,80 @@ def _measure(net: Net, iterations: int) -> None:
     log.info("Average Forward-Backward: %g ms.", total / iterations)
     log.info("Total Time: %g ms.", total)
     log.info("*** Benchmark ends ***")
+    print_table(_rates(net, {key: taken / iterations for key, taken in passes.items()}))
+
+
+def _rates(net: Net, milliseconds: Mapping[tuple[int, str], float]) -> Table:
+    """Return the table of what each pass of each layer that multiplies achieves.
+
+    Parameters
+    ----------
+    net : Net
+        Its diffs are those of the last backward pass.
+    milliseconds : mapping
+        (layer, pass) -> time of one iteration, added up over all workers.
+    """
+    peak = peak_flops(net.dtype)
+    columns = ("layer", "pass", "kernel", "#ms", "#dense", "#goodput", "#of peak", "#zeros")
+    return Table(
+        f"GF/s of a core, peak {1e-9 * peak:.0f} ({machine.description()})",
+        (*columns, "#intrinsic", "#unfolded", "#region"),
+        list(_rate_rows(net, milliseconds, peak)),
+    )
+
+
+def _rate_rows(
+    net: Net, milliseconds: Mapping[tuple[int, str], float], peak: float
+) -> Iterator[tuple[str, ...]]:
+    for index, planned in enumerate(net.assembly.layers):
+        flops = 2 * planned.layer.multiply_adds()
+        ran = [which for which in LAYER_PASSES if (index, which) in milliseconds]
+        if flops == 0 or not ran:
+            continue
+        zeros = _zeros(net, planned) if ran != ["forward"] else 0.0
+        for which in ran:
+            seconds = 1e-3 * milliseconds[index, which]
+            useful = 1.0 if which == "forward" else 1.0 - zeros
+            yield (
+                planned.node.name if which == ran[0] else "",
+                which,
+                net.lowering.choices[index][which].name,
+                f"{1e3 * seconds:.3f}",
+                f"{1e-9 * flops / seconds:.1f}",
+                f"{1e-9 * useful * flops / seconds:.1f}",
+                f"{flops / seconds / peak:.2f}",
+                "" if which == "forward" else f"{zeros:.3f}",
+                *_intensities(planned, 1.0 - useful),
+            )
+
+
+def _zeros(net: Net, planned: PlannedLayer) -> float:
+    """Return the share of exact zeros in the gradients that the layer gets."""
+    diffs = [net.blobs[net.assembly.blobs[top].name].diff for top in planned.node.tops]
+    return 1.0 - sum(map(np.count_nonzero, diffs)) / max(1, sum(diff.size for diff in diffs))
+
+
+def _intensities(planned: PlannedLayer, zeros: float) -> tuple[str, str, str]:
+    """Return the arithmetic intensities and the region of a convolution, else nothing."""
+    if not isinstance(planned.layer, Convolution):
+        return "", "", ""
+    shape = ConvolutionShape.of(planned.layer)
+    intensities = (shape.intrinsic_intensity, shape.unfold_intensity)
+    return f"{intensities[0]:.0f}", f"{intensities[1]:.0f}", str(shape.region(zeros))
 
 
 def _split(tasks: Sequence[TaskTime]) -> dict[str, list[TaskTime]]:
     """Sort tasks such as ``conv1.backward_weights[0:10]`` by their pass."""
     split: dict[str, list[TaskTime]] = {which: [] for which in PASSES}
     for task in tasks:
-        which = task.name.rpartition(".")[2]
-        split["backward" if which.startswith("backward") else "forward"].append(task)
+        backward = _pass_of(task).startswith("backward")
+        split["backward" if backward else "forward"].append(task)
     return split
+
+
+def _pass_of(task: TaskTime) -> str:
+    """Return the pass in a task's name, such as ``backward_weights``."""
+    return task.name.rpartition(".")[2].partition("[")[0]
 
 
 def _span(tasks: Sequence[TaskTime]) -> int:

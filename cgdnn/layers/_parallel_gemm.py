@@ -151,7 +151,8 @@ class ParallelGemm:
                 np.matmul(filters.T, outs, out=rows)
             padded[...] = 0
             for tap in np.ndindex(*self.w[2:]):
-                padded[self._reach(tap)] += unfolded[(slice(None), *tap)]
+                column = (slice(None), *tap)
+                padded[self._reach(tap)] += unfolded[column]
             dimage[...] = padded[self._inside]
 
     def _backward_weights(

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from cgdnn.layers.convolution import Convolution
+
 HIGH_UNFOLD_INTENSITY = 512.0
 """From here on unfolding costs little: regions 0 (dense) and 1 (sparse)."""
 LOW_UNFOLD_INTENSITY = 64.0
@@ -26,7 +28,7 @@ class ConvolutionShape:
     ----------
     inputs, outputs : int
         Channels; those of one group.
-    size, kernel, stride : tuple of int
+    size, kernel, stride, dilation : tuple of int
         Of each spatial axis; `size` is the input's, padding included.
     """
 
@@ -35,12 +37,27 @@ class ConvolutionShape:
     size: tuple[int, ...]
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @classmethod
+    def of(cls, layer: Convolution) -> ConvolutionShape:
+        """Return the shape of a group of `layer`, whose shapes must be known."""
+        filters, inputs, *_ = layer.parameters()[0].shape
+        axes = layer.axes
+        return cls(
+            inputs,
+            filters // layer.node.param.convolution_param.group,
+            tuple(axis.size + 2 * axis.pad for axis in axes),
+            tuple(axis.kernel for axis in axes),
+            tuple(axis.stride for axis in axes),
+            tuple(axis.dilation for axis in axes),
+        )
 
     @property
     def output_size(self) -> tuple[int, ...]:
         """Output pixels along each spatial axis."""
-        axes = zip(self.size, self.kernel, self.stride, strict=True)
-        return tuple((n - k) // s + 1 for n, k, s in axes)
+        axes = zip(self.size, self.kernel, self.stride, self.dilation, strict=True)
+        return tuple((n - d * (k - 1) - 1) // s + 1 for n, k, s, d in axes)
 
     @property
     def flops(self) -> int:

@@ -1,17 +1,19 @@
 """Measure: the machine's peak, and how fast each candidate runs a layer's pass.
 
-Everything here is timing and therefore only asked for: `cgdnn tune`, `cgdnn time` and the
-benchmarks. What is measured runs on one core, on memory of its own.
+Everything here is timing and therefore only asked for: `cgdnn tune`, `cgdnn time`, `cgdnn bench`
+and the benchmarks. What is measured runs on memory of its own, on one core unless more are asked
+for.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from cgdnn import machine
 from cgdnn.kernels.peak import ACCUMULATORS, peak_multiply_adds
@@ -23,9 +25,9 @@ from cgdnn.runtime.state import State, bind
 from cgdnn.runtime.threaded import ThreadedRun
 
 PEAK_ROUNDS = 200_000
-REPEATS = 5
-LEAST_SECONDS = 0.02
-"""A candidate is run again until it has taken so long in all, and at least `REPEATS` times."""
+ROUNDS = 5
+TURN_SECONDS = 0.004
+"""A candidate's turn in a round lasts so long, and one run at least."""
 
 
 @lru_cache(maxsize=2)
@@ -41,12 +43,10 @@ def peak_flops(dtype: str = "float32") -> float:
         peak_multiply_adds(x, PEAK_ROUNDS)
         return time.perf_counter() - begin
 
-    return 2 * lanes * ACCUMULATORS * PEAK_ROUNDS / min(once() for _ in range(REPEATS))
+    return 2 * lanes * ACCUMULATORS * PEAK_ROUNDS / min(once() for _ in range(ROUNDS))
 
 
-def tune(
-    assembly: Assembly, dtype: str, table: TuningTable, report: Callable[[str], None]
-) -> None:
+def tune(assembly: Assembly, dtype: str, table: TuningTable, report: Callable[[str], None]) -> None:
     """Measure every pass of every layer that has a choice and is not in the table yet.
 
     Parameters
@@ -85,34 +85,69 @@ def able_candidates(planned: PlannedLayer, which: str) -> list[Candidate]:
 
 
 def measure(
-    assembly: Assembly, index: int, which: str, dtype: str
-) -> Iterator[tuple[Candidate, float]]:
-    """Yield each candidate of a layer's pass with its median seconds on one core.
+    assembly: Assembly,
+    index: int,
+    which: str,
+    dtype: str,
+    *,
+    candidates: Sequence[Candidate] | None = None,
+    zeros: float | None = None,
+    threads: int = 1,
+    rounds: int = ROUNDS,
+) -> list[tuple[Candidate, float]]:
+    """Return each candidate of a layer's pass with its median seconds.
 
-    The layer's bottoms and the diff of its tops are random; the diff has the layer's share of
-    exact zeros.
+    The layer's bottoms and the diff of its tops are random. All candidates work on the same
+    memory, and take turns, so that what else the machine does meets all of them.
+
+    Parameters
+    ----------
+    assembly : Assembly
+    index : int
+        Of the layer.
+    which : str
+        The pass.
+    dtype : str
+    candidates : sequence of Candidate, optional
+        By default those that do not refuse the layer.
+    zeros : float, optional
+        Share of exact zeros in the diffs of the tops; by default the layer's.
+    threads : int
+        Workers, of BLAS too where a candidate uses it.
+    rounds : int
+        Times that each candidate has its turn.
     """
     planned = assembly.layers[index]
-    for candidate in able_candidates(planned, which):
-        lowering = Lowering(assembly, dtype, seed=1)
-        lowering.choices[index] = {**lowering.choices[index], which: candidate}
-        state = State(dtype)
-        _fill(planned, assembly, state)
-        if which != "forward":  # what the forward pass leaves for the backward one
-            forward = lowering.program(("forward",), index, index + 1)
-            ThreadedRun(bind(forward, state, 1), 1).run()
-        program = lowering.single_pass(index, which)
-        run = ThreadedRun(bind(program, state, 1), 1)
-        run.run()
-        times: list[float] = []
-        while len(times) < REPEATS or sum(times) < LEAST_SECONDS:
-            begin = time.perf_counter()
+    candidates = able_candidates(planned, which) if candidates is None else candidates
+    state = State(dtype)
+    _fill(planned, assembly, state, planned.layer.zeros if zeros is None else zeros)
+    lowering = Lowering(assembly, dtype, seed=1)
+    if which != "forward":  # what the forward pass leaves for the backward one
+        forward = lowering.program(("forward",), index, index + 1)
+        ThreadedRun(bind(forward, state, threads), threads).run()
+    with threadpool_limits(threads, user_api="blas"):
+        turns = []
+        for candidate in candidates:
+            lowering.choices[index] = {**lowering.choices[index], which: candidate}
+            program = lowering.single_pass(index, which)
+            run = ThreadedRun(bind(program, state, threads), threads)
             run.run()
-            times.append(time.perf_counter() - begin)
-        yield candidate, statistics.median(times)
+            turns.append((run, max(1, round(TURN_SECONDS / _seconds(run, 1)))))
+        times = [[_seconds(run, count) for run, count in turns] for _ in range(rounds)]
+    medians = map(statistics.median, zip(*times, strict=True))
+    return list(zip(candidates, medians, strict=True))
 
 
-def _fill(planned: PlannedLayer, assembly: Assembly, state: State) -> None:
+def _seconds(run: ThreadedRun, count: int) -> float:
+    """Run so many times; return the mean seconds of one."""
+    begin = time.perf_counter()
+    for _ in range(count):
+        failed = run.run()
+        assert failed is None, f"{run.program.tasks[failed[0]].name} failed"
+    return (time.perf_counter() - begin) / count
+
+
+def _fill(planned: PlannedLayer, assembly: Assembly, state: State, zeros: float) -> None:
     """Fill what a pass of the layer reads with random numbers."""
     generator = np.random.default_rng(0)
     for bottom in planned.node.bottoms:
@@ -121,7 +156,7 @@ def _fill(planned: PlannedLayer, assembly: Assembly, state: State) -> None:
     for top in planned.node.tops:
         array = state.array(assembly.blobs[top].diff)
         array[...] = generator.standard_normal(array.shape)
-        array[generator.random(array.shape) < planned.layer.zeros] = 0
+        array[generator.random(array.shape) < zeros] = 0
     for data, _ in planned.views:
         array = state.array(data)
         array[...] = 0.1 * generator.standard_normal(array.shape)

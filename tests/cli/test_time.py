@@ -1,9 +1,12 @@
 import re
 
 import pytest
+from google.protobuf import text_format
 
+from cgdnn.cli import time
 from cgdnn.cli.time import _span, _split
-from cgdnn.runtime.net import TaskTime
+from cgdnn.proto.cgdnn_pb2 import NetParameter
+from cgdnn.runtime.net import Net, TaskTime
 from tests.cli.caffe_logs import LOGS
 
 
@@ -47,3 +50,51 @@ def test_tasks_are_sorted_by_the_pass_in_their_name():
 @pytest.mark.parametrize(("times", "span"), [([], 0), ([(3, 5)], 2), ([(3, 5), (4, 9)], 6)])
 def test_a_pass_lasts_from_its_first_task_to_its_last(times, span):
     assert _span([task("x.forward", *those) for those in times]) == span
+
+
+CONVOLUTION = """
+layer { name: "x" type: "Input" top: "x" input_param { shape { dim: [2, 3, 6, 6] } } }
+layer { name: "t" type: "Input" top: "t" input_param { shape { dim: [2, 4, 4, 4] } } }
+layer { name: "c" type: "Convolution" bottom: "x" top: "c"
+  convolution_param { num_output: 4 kernel_size: 3 } }
+layer { name: "loss" type: "EuclideanLoss" bottom: "c" bottom: "t" top: "loss" }
+"""
+
+
+def test_the_rates_of_a_convolution(monkeypatch):
+    net = Net(text_format.Parse(CONVOLUTION, NetParameter()), threads=1)
+    net.run(("forward", "backward"))
+    net.blobs["c"].diff[...] = 0
+    net.blobs["c"].diff[:, 1] = 1  # one filter of four
+    flops = 2 * (2 * 4 * 16) * (3 * 9)  # 6,912
+    monkeypatch.setattr(time, "peak_flops", lambda dtype: flops / 0.5e-6)
+    milliseconds = {(2, "forward"): 1e-3, (2, "backward_weights"): 2e-3, (3, "forward"): 5e-3}
+    forward, weights = time._rates(net, milliseconds).rows
+    chosen = net.lowering.chosen_names()
+    # Flops of an image over 108 + 108 + 64 elements of x, w and y, and with 2 x 9 x 108 of x.
+    assert forward == (
+        *("c", "forward", chosen["c.forward"], "0.001"),
+        *("6.9", "6.9", "0.50", "", "12", "2", "4"),
+    )
+    assert weights == (
+        *("", "backward_weights", chosen["c.backward_weights"], "0.002"),
+        *("3.5", "0.9", "0.25", "0.750", "12", "2", "5"),
+    )
+
+
+def test_the_rates_are_all_that_is_on_standard_output(cgdnn):
+    code, out, _ = cgdnn("time", "logs/train_val.prototxt", "--iterations=1")
+    assert code == 0
+    title, columns, *rows = out.strip().splitlines()
+    assert re.match(r"GF/s of a core, peak \d+ \(", title)
+    assert columns.split()[:3] == ["layer", "pass", "kernel"]
+    passes = [re.search(r"forward|backward_\w+", row)[0] for row in rows]
+    # The data needs no gradient, so conv1 does not give it one.
+    both = ["forward", "backward_weights"]
+    assert passes == [*both, *both, "backward_data"]
+
+
+def test_there_is_no_rate_where_nothing_multiplies(monkeypatch):
+    net = Net(text_format.Parse(CONVOLUTION, NetParameter()), threads=1)
+    monkeypatch.setattr(time, "peak_flops", lambda dtype: 1.0)
+    assert not time._rates(net, {(3, "forward"): 1.0}).rows
