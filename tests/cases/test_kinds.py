@@ -621,7 +621,7 @@ def test_mean_of_another_size(db: Path, capfd: pytest.CaptureFixture[str]) -> No
     transform(db, 'mean_file: "mean.binaryproto"')
     check(
         run(TRAIN, capfd),
-        2,
+        3,
         [r"mean\.binaryproto does not fit .*got 3 x 4 x 4, expected 3 x 8 x 8"],
     )
 
