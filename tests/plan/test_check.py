@@ -2,7 +2,7 @@ import copy
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cgdnn.errors import InternalError
@@ -267,6 +267,7 @@ def connected(specification: list[tuple[list[Access], int]]) -> Program:
     return Program(ordered, successors, waits, [], {}, 0, 0, {})
 
 
+@settings(deadline=None)
 @given(random_tasks)
 def test_planner_orders_every_conflict(specification):
     program = connected(specification)
@@ -274,6 +275,7 @@ def test_planner_orders_every_conflict(specification):
     assert find_faults(program) == []
 
 
+@settings(deadline=None)
 @given(random_tasks, st.data())
 def test_a_lost_edge_is_found_where_it_matters(specification, data):
     program = connected(specification)
