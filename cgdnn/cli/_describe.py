@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from cgdnn.cli._tuning import add_exact_option
 from cgdnn.errors import UsageError
 from cgdnn.layers._base import DataLayer, Shape
 from cgdnn.netdef.graph import Graph, build_graph
@@ -24,6 +25,7 @@ def add_net_options(parser: argparse.ArgumentParser) -> None:
         metavar="BLOB=C,H,W",
         help="shape of one sample of a data layer's top, where the description does not tell",
     )
+    add_exact_option(parser)
 
 
 def read_shapes(texts: list[str]) -> dict[str, Shape]:
@@ -59,7 +61,7 @@ def assemble_net(args: argparse.Namespace) -> Assembly:
     """
     shapes = read_shapes(args.shape)
     graph = build_graph(read_net(args.file), args.phase, args.level, args.stage)
-    assembly = assemble(graph, shape_hints=shapes, without_data=True)
+    assembly = assemble(graph, shape_hints=shapes, without_data=True, exact=args.exact)
     known = {
         assembly.blobs[top].name
         for planned in assembly.layers

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 
 from cgdnn.cli._log import log, log_on_stderr, warn_of_gpu
-from cgdnn.cli._tuning import add_tune_option, tuning_of
+from cgdnn.cli._tuning import add_exact_option, add_tune_option, tuning_of
 from cgdnn.errors import UsageError
 from cgdnn.runtime.net import Net
 
@@ -21,6 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stage", "-stage", default="", metavar="NAME[,NAME]")
     parser.add_argument("--threads", type=int, metavar="N", help="workers; all cores by default")
     add_tune_option(parser)
+    add_exact_option(parser)
     parser.add_argument("--gpu", "-gpu", metavar="IDS", help="accepted and ignored")
 
 
@@ -46,7 +47,15 @@ def net_of(args: argparse.Namespace, phase: str) -> Iterator[Net]:
     stages = [stage for stage in args.stage.split(",") if stage]  # none in an empty text
     with log_on_stderr():
         warn_of_gpu(args)
-        net = Net(files[0], phase, args.level, stages, threads=args.threads, tuning=tuning_of(args))
+        net = Net(
+            files[0],
+            phase,
+            args.level,
+            stages,
+            threads=args.threads,
+            tuning=tuning_of(args),
+            exact=args.exact,
+        )
         with contextlib.closing(net):
             log.info("Use CPU, %d threads.", net.threads)
             yield net

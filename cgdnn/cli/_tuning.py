@@ -1,4 +1,4 @@
-"""The option `--tune` of the commands that run a net."""
+"""The options `--tune` and `--exact`: how the kernels of a net are chosen."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ def add_tune_option(parser: argparse.ArgumentParser) -> None:
         choices=("on", "off"),
         default="on",
         help="off: let shapes alone choose the kernels, not the table that `cgdnn tune` wrote",
+    )
+
+
+def add_exact_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--exact``."""
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="forbid convolution by Winograd's algorithm, which is faster but rounds worse",
     )
 
 

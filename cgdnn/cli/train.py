@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from cgdnn.cli._log import LogHandler, LogLines, log, log_on_stderr, warn_of_gpu, weighted
-from cgdnn.cli._tuning import add_tune_option, tuning_of
+from cgdnn.cli._tuning import add_exact_option, add_tune_option, tuning_of
 from cgdnn.errors import RunError, UsageError
 from cgdnn.netdef.read import find_file, is_solver_text
 from cgdnn.runtime.events import write_trace
@@ -60,6 +60,7 @@ def add_parser(subparsers: Any) -> None:
         help=f"write when each task of the first {TRACED} iterations ran, for ui.perfetto.dev",
     )
     add_tune_option(parser)
+    add_exact_option(parser)
     parser.add_argument("--gpu", "-gpu", metavar="IDS", help="accepted and ignored")
     parser.set_defaults(run=run)
 
@@ -114,6 +115,7 @@ def _make_solver(path: str, overrides: dict[str, str], args: argparse.Namespace)
         threads=args.threads,
         weights=args.weights,
         tuning=tuning_of(args),
+        exact=args.exact,
     )
     if bare:
         fields = ", ".join(str(solver.param).splitlines())

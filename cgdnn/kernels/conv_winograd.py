@@ -62,7 +62,7 @@ def _lanes() -> int:
     return machine.vector_bytes() // 4
 
 
-def _padded(count: int) -> int:
+def padded(count: int) -> int:
     """Return `count` rounded up to whole vectors of float32."""
     return -(-count // _lanes()) * _lanes()
 
@@ -80,7 +80,7 @@ def filters_shape(taps: int, group: int, depth: int, columns: int) -> tuple[int,
         Channels and filters of a group for the forward pass, the other way round for
         backward_data.
     """
-    width = min(panel_vectors() * _lanes(), _padded(columns))
+    width = min(panel_vectors() * _lanes(), padded(columns))
     return group * -(-columns // width), (taps + OUTPUTS - 1) ** 2, depth + 1, width
 
 
@@ -101,7 +101,7 @@ class Blocking:
         Of a group: what the products sum over, and what they give.
     images, down, across : int
         Only where `down` rows and `across` columns of tiles make up an image can a block hold
-        more than one.
+        more than one, and then a divisor of the batch.
     """
 
     taps: int
@@ -128,29 +128,32 @@ class Blocking:
 
     def tiles_scratch(self, channels: int) -> int:
         """Return the elements of the transformed tiles of so many channels."""
-        blocks = _padded(channels) // _lanes()
-        return self.frequencies * (blocks * _tile_rows(self.tiles) + _PADDING) * _lanes()
+        rows: int = _tile_rows(self.tiles)
+        return self.frequencies * (padded(channels) * rows + _PADDING * _lanes())
 
     def gradient_scratch(self, filters: int) -> int:
         """Return the elements of dU for so many filters."""
         panel = panel_vectors() * _lanes()
-        columns = min(_padded(filters), panel) * -(-filters // panel)
-        return self.frequencies * (_padded(self.channels) + 1) * columns
+        # A panel of float64 has half the columns, so there may be one more of them.
+        columns = padded(filters) if 2 * filters <= panel else -(-filters // panel) * panel
+        return self.frequencies * (padded(self.channels) + 1) * columns
 
 
 def choose_blocking(
     taps: int, channels: int, filters: int, grid: tuple[int, int], images: int
 ) -> Blocking:
-    """Return the blocking for images covered with a grid of tiles (rows, columns)."""
+    """Return the blocking for a batch of images covered with a grid of tiles (rows, columns)."""
     frequencies = (taps + OUTPUTS - 1) ** 2
-    weights = 4 * frequencies * _padded(channels) * _padded(filters)
-    tile = 4 * frequencies * (_padded(channels) + _padded(filters))
+    weights = 4 * frequencies * padded(channels) * padded(filters)
+    tile = 4 * frequencies * (padded(channels) + padded(filters))
     most = max(_FEWEST_TILES, min(_MOST_TILES, (_NEAR_BYTES - weights) // tile))
     if weights > _NEAR_BYTES:
         most = min(_MOST_TILES, max(_FEWEST_TILES, channels // 4))
     rows, columns = grid
     if rows * columns <= most:
-        return Blocking(taps, channels, filters, min(images, most // (rows * columns)), *grid)
+        together = min(images, most // (rows * columns))
+        together = max(count for count in range(1, together + 1) if images % count == 0)
+        return Blocking(taps, channels, filters, together, *grid)
     down = max(1, most // columns)
     down = -(-rows // -(-rows // down))
     across = -(-columns // -(-columns // most))
@@ -173,26 +176,25 @@ def _tile_rows(tiles):  # type: ignore[no-untyped-def]
 
 @device
 def _block_count(shape, blocking, begin, end):  # type: ignore[no-untyped-def]
-    """Return the blocks of the images [begin, end) over planes of this N, C, H, W shape."""
-    images, down, across = blocking
+    """Return the blocks of the groups [begin, end) of images, with planes of this shape."""
+    _, down, across = blocking
     rows, columns = (shape[2] + OUTPUTS - 1) // OUTPUTS, (shape[3] + OUTPUTS - 1) // OUTPUTS
-    groups = (end - begin + images - 1) // images
-    return groups * ((rows + down - 1) // down) * ((columns + across - 1) // across)
+    return (end - begin) * ((rows + down - 1) // down) * ((columns + across - 1) // across)
 
 
 @device
-def _block_at(index, shape, blocking, begin, end):  # type: ignore[no-untyped-def]
-    """Return where block `index` lies: first and count of its images, tile rows and tile columns."""
+def _block_at(index, shape, blocking, begin):  # type: ignore[no-untyped-def]
+    """Return first and count of the images, the tile rows and the tile columns of a block."""
     images, down, across = blocking
     rows, columns = (shape[2] + OUTPUTS - 1) // OUTPUTS, (shape[3] + OUTPUTS - 1) // OUTPUTS
     row_blocks, column_blocks = (rows + down - 1) // down, (columns + across - 1) // across
     above = index // column_blocks
-    image = begin + above // row_blocks * images
+    image = (begin + above // row_blocks) * images
     row, column = above % row_blocks * down, index % column_blocks * across
     return (
-        image, min(images, end - image), row, min(down, rows - row),
+        image, images, row, min(down, rows - row),
         column, min(across, columns - column),
-    )
+    )  # fmt: skip
 
 
 @device
@@ -227,7 +229,7 @@ def _image_to_tiles(  # type: ignore[no-untyped-def]
                 to_lanes(
                     x, start + r * x.shape[3], area, min(lanes, channels - first),
                     plane, r * stride + left * lanes, right - left,
-                )
+                )  # fmt: skip
                 fill_zero(plane, r * stride + right * lanes, columns - right)
             fill_zero(plane, bottom * stride, (rows - bottom) * columns)
             add_vectors(plane, 0, rows * columns * summed, sums, first * summed)
@@ -236,7 +238,7 @@ def _image_to_tiles(  # type: ignore[no-untyped-def]
                     plane, d * OUTPUTS * stride, stride,
                     v, first // lanes * v_block + (i * down + d) * across * lanes, v_frequency,
                     across, kind,
-                )
+                )  # fmt: skip
 
 
 @device
@@ -260,14 +262,14 @@ def _tiles_to_image(  # type: ignore[no-untyped-def]
                     m, first // lanes * m_block + (i * down + d) * across * lanes, m_frequency,
                     across, plane, d * OUTPUTS * stride, stride,
                     bias, channel + first, valid * has_bias, kind,
-                )
+                )  # fmt: skip
             start = ((image + i) * y.shape[1] + channel + first) * area
             start += row * y.shape[3] + column + left
             for r in range(top, bottom):
                 from_lanes(
                     plane, r * stride + left * lanes,
                     y, start + r * y.shape[3], area, valid, right - left, 0,
-                )
+                )  # fmt: skip
 
 
 @device
@@ -329,18 +331,18 @@ def winograd_filters(w, u, group, columns, form, plane, begin, end):  # type: ig
                     plane, first, step, count,
                     u, unit * u.shape[1] * frequency + k * width + block - left, width, frequency,
                     w.shape[2] // 2 - 1,
-                )
+                )  # fmt: skip
 
 
 @kernel(
     array(4), array(4), array(1), INT, array(4), INT, INT, INT, INT, INT, INT, INT, INT,
     scratch(1), scratch(1), scratch(1), INT, INT,
-)
+)  # fmt: skip
 def conv_winograd(  # type: ignore[no-untyped-def]
     x, u, b, has_bias, y, group, taps, transposed, pad_h, pad_w, images, down, across,
     plane, v, m, begin, end,
-):
-    """Set y for the images [begin, end): the forward pass, or with another U the data gradient.
+):  # fmt: skip
+    """Set y for some images: the forward pass, or with another U the data gradient.
 
     Parameters
     ----------
@@ -360,6 +362,8 @@ def conv_winograd(  # type: ignore[no-untyped-def]
         The blocking, of the grid of tiles of x where `transposed`, else of y.
     plane, v, m : arrays
         Scratch; see `Blocking`.
+    begin, end : int
+        Range of groups of `images` images.
     """
     lanes = lanes_of(x)
     channels, filters = x.shape[1] // group, y.shape[1] // group
@@ -377,26 +381,26 @@ def conv_winograd(  # type: ignore[no-untyped-def]
     count = _block_count(shape, blocking, begin, end)
     for unit in range(count * group):
         g = unit % group
-        block = _block_at(unit // group, shape, blocking, begin, end)
+        block = _block_at(unit // group, shape, blocking, begin)
         _image_to_tiles(
             x, g * channels, channels, block, x_shift, x_patch, kind,
             plane, v, v_block, v_frequency, plane, 0,
-        )
+        )  # fmt: skip
         after = min(unit + 1, count * group - 1)
-        ahead = _block_at(after // group, shape, blocking, begin, end)
+        ahead = _block_at(after // group, shape, blocking, begin)
         for frequency in range(u.shape[1]):
             _prefetch(
                 x, after % group * channels, channels, ahead, x_shift, x_patch,
                 frequency, u.shape[1],
-            )
+            )  # fmt: skip
             _multiply(
                 v, frequency * v_frequency, u, g, frequency, m, frequency * m_frequency,
                 v_block, block[1] * block[3] * block[5], filters,
-            )
+            )  # fmt: skip
         _tiles_to_image(
             m, v_block, m_frequency, g * filters, filters, block, y_shift, y_patch, kind,
             plane, b, has_bias, y,
-        )
+        )  # fmt: skip
 
 
 @device
@@ -417,19 +421,19 @@ def _multiply(v, v_start, u, g, frequency, m, m_start, v_block, tiles, filters):
                 tiles, min(_DEPTH, channels - k),
                 u, u_start + k * width, width, lanes, vectors,
                 m, m_start + column // lanes * v_block, lanes, lanes * lanes, v_block, k,
-            )
+            )  # fmt: skip
 
 
 @kernel(
     array(4), array(4), array(2), array(2), INT, INT, INT, INT, INT, INT, INT, INT, INT,
     scratch(1), scratch(1), scratch(1), scratch(1), scratch(1),
     INT, REAL, REAL, INT, INT, INT, INT,
-)
+)  # fmt: skip
 def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
     x, dy, dw, db, has_bias, group, taps, pad_h, pad_w, images, down, across, together,
-    plane, v, m, du, sums, piece, keep_w, keep_b, o_begin, o_end, begin, end,
-):
-    """Set or add to the gradients of the filters [o_begin, o_end) from the images [begin, end).
+    plane, v, m, du, sums, piece, keep_w, keep_b, unit_begin, unit_end, begin, end,
+):  # fmt: skip
+    """Set or add to the gradients of some filters from some images.
 
     Parameters
     ----------
@@ -445,12 +449,16 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
     images, down, across : int
         The blocking of the grid of tiles of dy.
     together : int
-        Filters of a group whose dU is kept at a time.
+        Filters in a unit, whose dU is kept at a time: a divisor of those in a group.
     plane, v, m, du : arrays
         Scratch; see `Blocking`.
     sums : array (`together` rounded up to whole vectors,)
     keep_w, keep_b : real
         Where 0, what dw or db holds is overwritten, else added to.
+    unit_begin, unit_end : int
+        Range of units of filters.
+    begin, end : int
+        Range of groups of `images` images.
     """
     lanes = lanes_of(x)
     channels, filters = x.shape[1] // group, dy.shape[1] // group
@@ -465,51 +473,48 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
     du_frequency = (together + width - 1) // width * du_panel
     blocking = (images, down, across)
     blocks = _block_count(dy.shape, blocking, begin, end)
-    for g in range(group):
-        last = min(o_end, (g + 1) * filters)
-        for o in range(max(o_begin, g * filters), last, together):
-            count = min(together, last - o)
-            fill_zero(sums, 0, (count + lanes - 1) // lanes)
-            for index in range(blocks):
-                block = _block_at(index, dy.shape, blocking, begin, end)
-                _image_to_tiles(
-                    dy, o, count, block, nothing, OUTPUTS, kind + len(TAPS),
-                    plane, m, v_block, m_frequency, sums, has_bias,
-                )
-                _image_to_tiles(
-                    x, g * channels, channels, block, around, patch, kind,
-                    plane, v, v_block, v_frequency, sums, 0,
-                )
-                after = min(index + 1, blocks - 1)
-                ahead = _block_at(after, dy.shape, blocking, begin, end)
-                for frequency in range(patch * patch):
-                    _prefetch(
-                        x, g * channels, channels, ahead, around, patch, frequency, patch * patch
-                    )
-                    _prefetch(dy, o, count, ahead, nothing, OUTPUTS, frequency, patch * patch)
-                    for left in range(0, count, width):
-                        multiply_blocks(
-                            v, frequency * v_frequency, 1, v_block, lanes, lanes * lanes,
-                            channels, block[1] * block[3] * block[5],
-                            m, frequency * m_frequency + left // lanes * v_block, lanes, v_block,
-                            (min(width, count - left) + lanes - 1) // lanes,
-                            du, frequency * du_frequency + left // width * du_panel,
-                            width, lanes * width, lanes, index,
-                        )
-            _finish_filters(
-                du, width, du_panel, du_frequency, plane, o, count, channels, taps,
-                dw, piece, 1 if keep_w != 0 else 0,
-            )
-            if has_bias:
-                for i in range(count):
-                    old = db[piece, o + i] if keep_b != 0 else sums[i] * 0
-                    db[piece, o + i] = old + sums[i]
+    for o in range(unit_begin * together, unit_end * together, together):
+        g = o // filters
+        fill_zero(sums, 0, filter_blocks)
+        for index in range(blocks):
+            block = _block_at(index, dy.shape, blocking, begin)
+            _image_to_tiles(
+                dy, o, together, block, nothing, OUTPUTS, kind + len(TAPS),
+                plane, m, v_block, m_frequency, sums, has_bias,
+            )  # fmt: skip
+            _image_to_tiles(
+                x, g * channels, channels, block, around, patch, kind,
+                plane, v, v_block, v_frequency, sums, 0,
+            )  # fmt: skip
+            ahead = _block_at(min(index + 1, blocks - 1), dy.shape, blocking, begin)
+            for frequency in range(patch * patch):
+                _prefetch(x, g * channels, channels, ahead, around, patch, frequency, patch * patch)
+                _prefetch(dy, o, together, ahead, nothing, OUTPUTS, frequency, patch * patch)
+                for left in range(0, together, width):
+                    multiply_blocks(
+                        v, frequency * v_frequency, 1, v_block, lanes, lanes * lanes,
+                        channels, block[1] * block[3] * block[5],
+                        m, frequency * m_frequency + left // lanes * v_block, lanes, v_block,
+                        (min(width, together - left) + lanes - 1) // lanes,
+                        du, frequency * du_frequency + left // width * du_panel,
+                        width, lanes * width, lanes, index,
+                    )  # fmt: skip
+        _finish_filters(
+            du, width, du_panel, du_frequency, plane, o, together, channels, taps,
+            dw, piece, 1 if keep_w != 0 else 0,
+        )  # fmt: skip
+        if has_bias:
+            for i in range(together):
+                if keep_b == 0:
+                    db[piece, o + i] = sums[i]
+                else:
+                    db[piece, o + i] += sums[i]
 
 
 @device
 def _finish_filters(  # type: ignore[no-untyped-def]
     du, width, du_panel, du_frequency, plane, o, count, channels, taps, dw, piece, keep
-):
+):  # fmt: skip
     """Set or add to the gradients of the filters [o, o + count) from dU."""
     lanes = lanes_of(du)
     area = taps * taps
@@ -520,9 +525,9 @@ def _finish_filters(  # type: ignore[no-untyped-def]
             some = min(lanes, channels - c)
             panel_to_filters(
                 du, start + c * width, width, du_frequency, some, plane, 0, taps // 2 - 1
-            )
+            )  # fmt: skip
             from_lanes(
                 plane, 0,
                 dw, piece * dw.shape[1] + ((o + left) * channels + c) * area, channels * area,
                 min(lanes, count - left), some * area, keep,
-            )
+            )  # fmt: skip

@@ -256,6 +256,27 @@ def panel_to_filters(  # type: ignore[no-untyped-def]
                 )
 
 
+def _accumulate(
+    e: Emitter,
+    count: Any,
+    left: Any,
+    left_step: Any,
+    rows: list[Any],
+    right: Any,
+    right_step: Any,
+    columns: list[Any],
+    sums: list[Any],
+) -> None:
+    """Add `count` products of a column of scalars and a row of vectors to the sums of a tile."""
+    build = e.builder
+    with e.sweep(count, (left, left_step), (right, right_step)) as (scalars, line):
+        vectors = [e.load(e.at(line, step)) for step in columns]
+        for i, step in enumerate(rows):
+            factor = e.splat(e.scalar(e.at(scalars, step)))
+            for slot, vector in zip(sums[i * len(vectors) :], vectors, strict=False):
+                build.store(e.multiply_add(factor, vector, build.load(slot)), slot)
+
+
 @emitted
 def multiply_blocks(  # type: ignore[no-untyped-def]
     e,
@@ -316,23 +337,13 @@ def multiply_blocks(  # type: ignore[no-untyped-def]
                     for slot, place in zip(sums, places, strict=True):
                         build.store(e.load(place), slot)
 
-                def add(
-                    count, a_column, b_line, nv=nv, a_steps=a_steps, b_steps=b_steps, sums=sums
-                ):  # type: ignore[no-untyped-def]
-                    with e.sweep(count, (a_column, a_k), (b_line, b_row)) as (left, right):
-                        vectors = [e.load(e.at(right, step)) for step in b_steps]
-                        for i, step in enumerate(a_steps):
-                            factor = e.splat(e.scalar(e.at(left, step)))
-                            for v, vector in enumerate(vectors):
-                                slot = sums[i * nv + v]
-                                build.store(e.multiply_add(factor, vector, build.load(slot)), slot)
-
                 with e.sweep(whole, (a_tile, a_ks), (b, b_rows)) as (a_block, b_block):
-                    add(lanes, a_block, b_block)
-                add(
-                    build.srem(depth, lanes),
-                    e.at(a_tile, build.mul(whole, a_ks)),
-                    e.at(b, build.mul(whole, b_rows)),
+                    _accumulate(e, lanes, a_block, a_k, a_steps, b_block, b_row, b_steps, sums)
+                a_rest, b_rest = (
+                    e.at(start, build.mul(whole, step))
+                    for start, step in ((a_tile, a_ks), (b, b_rows))
                 )
+                rest = build.srem(depth, lanes)
+                _accumulate(e, rest, a_rest, a_k, a_steps, b_rest, b_row, b_steps, sums)
                 for slot, place in zip(sums, places, strict=True):
                     e.store(build.load(slot), place)

@@ -297,6 +297,8 @@ class Layer:
     reads_data: ClassVar[bool] = False
     """Whether the layer reads records (see `DataLayer`)."""
 
+    exact: bool = False
+    """Whether kernels must round no worse than sums of products do (see `cgdnn.Net`)."""
     zeros: float = 0.0
     """Share of exact zeros in the diff of top 0, as last counted; kernels that skip them ask."""
 

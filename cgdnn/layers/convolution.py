@@ -11,7 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cgdnn.kernels import conv_unfold as kernels
+from cgdnn.kernels.conv_sparse import Window, most_sums
 from cgdnn.kernels.reduce import reduce_rows
+from cgdnn.kernels.winograd_points import TAPS
+from cgdnn.layers import _parallel_gemm
 from cgdnn.layers._axis import canonical_axis
 from cgdnn.layers._base import (
     BEGIN,
@@ -34,8 +37,14 @@ from cgdnn.layers._base import (
     update,
     write,
 )
+from cgdnn.layers._sparse import Sparse
+from cgdnn.layers._winograd import Winograd
 
 _FLOP_NANOSECONDS = 0.006
+_LEAST_ZEROS = {"backward_weights": 0.87, "backward_data": 0.94}
+"""Share of zeros in dy from which skipping them beats Winograd's algorithm."""
+_LEAST_ZEROS_EXACT = 0.65
+"""The same against unfolding."""
 _MOST_PARTIAL = 1 << 20
 """Weights beyond which each piece of the weight gradient computes some filters from all images,
 rather than all filters from some images: sixteen partial gradients would take too much memory."""
@@ -236,12 +245,89 @@ class Convolution(Layer):
         return len(self.node.bottoms) * prod(self._top_view) * prod(self._weight_view[1:])
 
     @property
+    def axes(self) -> list[Axis]:
+        """The spatial axes, known after `infer_shapes`."""
+        return self._axes
+
+    @property
     def _sample_cost(self) -> float:
         return 2 * _FLOP_NANOSECONDS * prod(self._top_view[1:]) * prod(self._weight_view[1:])
 
     def candidates(self, which: str) -> list[Candidate]:
-        """Return unfolding and matrix products."""
-        return [Candidate("unfold_gemm", lambda layer, operands: getattr(layer, which)(operands))]
+        """Return the kernels that skip zeros, Winograd's algorithm, then unfolding and products."""
+        sparse = Candidate(
+            "sparse",
+            lambda layer, operands: getattr(self._sparse(), which)(operands),
+            lambda layer: self._refuse_sparse(which),
+        )
+        dense = [
+            Candidate(
+                "winograd",
+                lambda layer, operands: getattr(self._winograd(), which)(operands),
+                lambda layer: self._refuse_winograd(which),
+            ),
+            Candidate(
+                _parallel_gemm.NAME,
+                lambda layer, operands: getattr(self._parallel_gemm(), which)(operands),
+                lambda layer: _parallel_gemm.REASON,
+            ),
+            Candidate("unfold_gemm", lambda layer, operands: getattr(layer, which)(operands)),
+        ]
+        return dense if which == "forward" else [sparse, *dense]
+
+    def _sparse(self) -> Sparse:
+        rows, columns = self._axes
+        window = Window(
+            channels=self._channels,
+            filters=self.node.param.convolution_param.num_output,
+            size=(rows.size, columns.size),
+            output=(rows.output, columns.output),
+            kernel=(rows.kernel, columns.kernel),
+            stride=(rows.stride, columns.stride),
+            pad=(rows.pad, columns.pad),
+        )
+        return Sparse(self._samples, window, self.node.param.convolution_param.bias_term)
+
+    def _refuse_sparse(self, which: str) -> str | None:
+        if len(self._axes) != 2 or any(axis.dilation != 1 for axis in self._axes):
+            return "serves two spatial axes with dilation 1"
+        if self.node.param.convolution_param.group != 1:
+            return "serves one group"
+        if self._axes[1].kernel > most_sums():
+            return f"serves kernels of up to {most_sums()} columns"
+        least = _LEAST_ZEROS[which] if self._refuse_winograd(which) is None else _LEAST_ZEROS_EXACT
+        if self.zeros < least:
+            return f"pays from {least:.2f} zeros in dy, which has {self.zeros:.2f}"
+        return None
+
+    def _winograd(self) -> Winograd:
+        bias = self.node.param.convolution_param.bias_term
+        pad = (self._axes[0].pad, self._axes[1].pad)
+        return Winograd(self._bottom_view, self._weight_view, self._top_view, pad, bias)
+
+    def _refuse_winograd(self, which: str) -> str | None:
+        if self.exact:
+            return "rounds worse than sums of products, and exact results are asked for"
+        if len(self._axes) != 2 or any(axis.stride * axis.dilation != 1 for axis in self._axes):
+            return "serves two spatial axes with stride 1 and dilation 1"
+        if self._weight_view[2] != self._weight_view[3] or self._weight_view[2] not in TAPS:
+            return f"serves kernels of {' and '.join(f'{size}x{size}' for size in TAPS)}"
+        transformed, plain = self._winograd().cost(which), self._sample_cost * self._samples
+        if transformed >= plain:
+            return f"would take {transformed / plain:.1f} times as long as unfolding"
+        return None
+
+    def _parallel_gemm(self) -> _parallel_gemm.ParallelGemm:
+        axes = self._axes
+        return _parallel_gemm.ParallelGemm(
+            (*self._bottom_view[:2], *(axis.size for axis in axes)),
+            self.parameters()[0].shape,
+            (*self._top_view[:2], *(axis.output for axis in axes)),
+            tuple(axis.stride for axis in axes),
+            tuple(axis.pad for axis in axes),
+            tuple(axis.dilation for axis in axes),
+            self.node.param.convolution_param.bias_term,
+        )
 
     def _geometry(self, operands: Operands) -> tuple[Argument, ...]:
         columns = self._columns

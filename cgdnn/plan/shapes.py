@@ -119,6 +119,7 @@ def assemble(
     shape_hints: Mapping[str, Shape] | None = None,
     without_data: bool = False,
     input_shapes: Mapping[str, Shape] | None = None,
+    exact: bool = False,
 ) -> Assembly:
     """Make the layers of `graph`, infer every shape and decide which diffs are wanted.
 
@@ -131,6 +132,8 @@ def assemble(
         Read no data; shapes come from the description and the hints.
     input_shapes : mapping, optional
         Blob name -> shape that replaces what an Input layer declares (`Net.reshape`).
+    exact : bool
+        Forbid kernels that round worse than sums of products.
 
     Raises
     ------
@@ -144,6 +147,7 @@ def assemble(
     warnings = list(graph.warnings)
     for node in graph.nodes:
         layer = make_layer(node, graph.phase)
+        layer.exact = exact
         _check_counts(layer, node, graph)
         if isinstance(layer, DataLayer):
             layer.without_data = without_data

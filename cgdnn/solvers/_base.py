@@ -125,6 +125,8 @@ class Solver:
         A .caffemodel to start from (several, divided by commas).
     tuning : TuningTable, optional
         Measurements to choose kernels by; see `Net`.
+    exact : bool
+        Forbid Winograd's algorithm; see `Net`.
 
     Attributes
     ----------
@@ -154,8 +156,10 @@ class Solver:
         dtype: str = "float32",
         weights: str | os.PathLike[str] | None = None,
         tuning: TuningTable | None = None,
+        exact: bool = False,
     ) -> None:
         self._tuning = tuning
+        self._exact = exact
         self._located = read_solver(source, overrides)
         self.param: SolverParameter = self._located.message
         for warning in self._located.warnings:
@@ -227,6 +231,7 @@ class Solver:
             dtype=dtype,
             seed=self.seed,
             tuning=self._tuning,
+            exact=self._exact,
         )
 
     def _make_test_nets(self, base: Any, threads: int | None, dtype: str) -> Iterator[Net]:
@@ -246,6 +251,7 @@ class Solver:
                 dtype=dtype,
                 seed=self.seed,
                 tuning=self._tuning,
+                exact=self._exact,
                 share=self.net,
             )
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cgdnn.layers._registry import layer_types
+from cgdnn.layers._winograd import Winograd
 from cgdnn.runtime.net import Net
 
 GOLDEN = Path(__file__).parent
@@ -48,21 +49,37 @@ def assert_close(got: np.ndarray, want: np.ndarray, what: str) -> None:
     assert worst <= tolerance, f"{what}: differs by {worst:.3g}, tolerance {tolerance:.3g}"
 
 
-def make_net(name: str, meta: dict[str, Any]) -> Net:
+def types_of(name: str) -> set[str]:
+    return {kind for _, kind in meta_of(name)["layers"]}
+
+
+def make_net(name: str, meta: dict[str, Any], exact: bool) -> Net:
     return Net(
         f"cases/{name}.prototxt",
         meta["phase"],
         meta.get("level", 0),
         meta.get("stages", ()),
         threads=2,
+        exact=exact,
     )
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_case(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(GOLDEN)
+    check_case(name, exact=True)
+
+
+@pytest.mark.parametrize("name", [name for name in EXACT if "Convolution" in types_of(name)])
+def test_case_by_winograd(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(GOLDEN)
+    monkeypatch.setattr(Winograd, "cost", lambda self, which: 0.0)  # wherever it can serve
+    check_case(name, exact=False)
+
+
+def check_case(name: str, exact: bool) -> None:
     meta = meta_of(name)
-    net = make_net(name, meta)
+    net = make_net(name, meta, exact)
     assert [[layer.name, layer.type] for layer in net.layers] == meta["layers"]
     assert net.outputs == meta["outputs"]
     with np.load(f"cases/{name}.npz") as values:

@@ -2,9 +2,11 @@ import re
 
 import numpy as np
 import pytest
+from google.protobuf import text_format
 
 from cgdnn.errors import DescriptionError
-from cgdnn.layers import convolution
+from cgdnn.layers import _winograd, convolution
+from cgdnn.proto.cgdnn_pb2 import NetParameter
 from cgdnn.runtime.net import Net
 from tests.layers.contract import Case, Trial, check_accumulation, check_gradients, given, normal
 
@@ -46,6 +48,9 @@ CASES = [
     case("2 kernel_size: 3 axis: 0", (2, 5, 6), (2, 3, 4)),
     case("2 kernel_size: 3 force_nd_im2col: true engine: CAFFE", (1, 2, 4, 4), (1, 2, 2, 2)),
     case("2 kernel_size: 3 pad: 1", (2, 2, 4, 4), (2, 2, 4, 4), bottoms=3),
+    # Large enough for Winograd's algorithm.
+    case("32 kernel_size: 3 pad: 1", (2, 32, 8, 7), (2, 32, 8, 7)),
+    case("16 kernel_size: 5 group: 2", (3, 32, 9, 12), (3, 16, 5, 8), bottoms=2),
 ]
 
 
@@ -73,6 +78,61 @@ def test_large_weights_are_cut_over_filters(monkeypatch):
         assert not Trial(made).uses_partials()
         check_gradients(made)
         check_accumulation(made)
+
+
+def chosen(fields, shape, exact=False):
+    text = f"""
+    force_backward: true
+    input: "x" input_shape {{ {" ".join(f"dim: {size}" for size in shape)} }}
+    layer {{ name: "conv" type: "Convolution" bottom: "x" top: "y"
+             convolution_param {{ num_output: {fields} }} }}
+    """
+    net = Net(text_format.Parse(text, NetParameter()), threads=1, exact=exact)
+    return net.lowering.choices[-1], net.assembly.layers[-1].layer
+
+
+def test_winograd_is_chosen_for_wide_layers_in_every_pass():
+    for fields, shape in (
+        ("32 pad: 2 kernel_size: 5", (100, 32, 16, 16)),
+        ("50 kernel_size: 5", (64, 20, 12, 12)),
+        ("512 pad: 1 kernel_size: 3", (8, 512, 14, 14)),
+    ):
+        assert {candidate.name for candidate in chosen(fields, shape)[0].values()} == {"winograd"}
+        exact = chosen(fields, shape, exact=True)[0]
+        assert {candidate.name for candidate in exact.values()} == {"unfold_gemm"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape", "reason"),
+    [
+        ("32 kernel_size: 3 stride: 2", (2, 32, 16, 16), "serves two spatial axes with stride 1"),
+        ("32 kernel_size: 3 dilation: 2", (2, 32, 16, 16), "and dilation 1"),
+        ("32 kernel_size: 3", (2, 32, 16), "serves two spatial axes"),
+        ("32 kernel_size: 7", (2, 32, 16, 16), "serves kernels of 3x3 and 5x5"),
+        ("32 kernel_h: 3 kernel_w: 5", (2, 32, 16, 16), "serves kernels of 3x3 and 5x5"),
+        ("32 kernel_size: 5 pad: 2", (100, 1, 32, 32), "times as long as unfolding"),
+        ("32 kernel_size: 3 group: 32", (8, 32, 32, 32), "times as long as unfolding"),
+    ],
+)
+def test_winograd_is_refused_with_a_reason(fields, shape, reason):
+    choices, layer = chosen(fields, shape)
+    assert choices["forward"].name == "unfold_gemm"
+    refused = {c.name: c.refuse(layer) for c in layer.candidates("forward")}
+    assert reason in refused["winograd"]
+
+
+def test_winograd_is_refused_where_exact_results_are_asked_for():
+    _, layer = chosen("32 kernel_size: 3", (8, 32, 16, 16), exact=True)
+    refused = {c.name: c.refuse(layer) for c in layer.candidates("forward")}
+    assert "exact" in refused["winograd"]
+
+
+def test_transformed_weights_are_cut_over_filters(monkeypatch):
+    monkeypatch.setattr(_winograd, "_MOST_PARTIAL", 0)
+    made = CASES[-2]
+    assert not Trial(made).uses_partials()
+    check_gradients(made)
+    check_accumulation(made)
 
 
 @pytest.mark.parametrize(

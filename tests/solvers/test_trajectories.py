@@ -53,6 +53,7 @@ def start(name: str, net: str, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         ROOT / "datasets" / name / f"{net}_solver.prototxt",
         overrides=overrides,
         weights=GOLDEN / f"{net}_init.caffemodel",
+        exact=True,
     )
 
 

@@ -1,0 +1,238 @@
+import numpy as np
+import pytest
+
+from cgdnn.kernels import conv_winograd as kernels
+from tests.reference import conv as reference
+
+# channels, filters, image, taps, pad, images, group
+SHAPES = {
+    "one_tile": (3, 2, (4, 4), 3, (1, 1), 1, 1),
+    "lenet2": (20, 50, (12, 12), 5, (0, 0), 6, 1),
+    "quick2": (32, 32, (16, 16), 5, (2, 2), 2, 1),
+    "uneven": (5, 7, (13, 10), 3, (0, 2), 3, 1),
+    "group": (12, 15, (6, 9), 5, (1, 0), 2, 3),
+    "depthwise": (4, 4, (7, 7), 3, (1, 1), 2, 4),
+    "pad_beyond": (3, 4, (3, 4), 3, (5, 4), 1, 1),
+    "small_image": (17, 16, (2, 1), 5, (4, 4), 3, 1),
+    "bands": (3, 70, (34, 75), 3, (1, 1), 1, 1),
+    "deep": (300, 40, (5, 6), 3, (1, 1), 2, 1),
+}
+DTYPES = ("float32", "float64")
+TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
+
+
+class Case:
+    def __init__(self, name, dtype):
+        self.channels, self.filters, image, self.taps, self.pad, self.images, self.group = SHAPES[
+            name
+        ]
+        rng = np.random.default_rng(len(name))
+        taps = self.taps
+        out = [size + 2 * pad - taps + 1 for size, pad in zip(image, self.pad, strict=True)]
+        self.inner, self.outer = self.channels // self.group, self.filters // self.group
+        self.rows = reference.row_tables([(image[0], taps, 1, self.pad[0], 1)])[0]
+        self.dtype = dtype
+
+        def random(*shape):
+            return rng.standard_normal(shape).astype(dtype)
+
+        self.x = random(self.images, self.channels, *image)
+        self.w = random(self.filters, self.inner, taps, taps)
+        self.b = random(self.filters)
+        self.dy = random(self.images, self.filters, *out)
+
+    def room(self, *shape):
+        return np.full(shape, np.nan, self.dtype)
+
+    def blocking(self, form):
+        depth, columns = self.inner, self.outer
+        if form != kernels.FORWARD:
+            depth, columns = columns, depth
+        plane = self.x if form == kernels.FLIPPED else self.dy
+        grid = kernels.grid_of(*plane.shape[2:])
+        return kernels.choose_blocking(self.taps, depth, columns, grid, self.images)
+
+    def product(self, form, bias=0, pieces=1):
+        """Return y, or dx, as the kernels give it in so many pieces."""
+        blocking = self.blocking(form)
+        x, y = (self.x, self.dy) if form == kernels.FORWARD else (self.dy, self.x)
+        depth, columns, group, taps = blocking.channels, blocking.filters, self.group, self.taps
+        u = self.room(*kernels.filters_shape(taps, group, depth, columns))
+        for unit in range(len(u)):
+            plane = self.room(kernels.filters_scratch(taps))
+            kernels.winograd_filters(self.w, u, group, columns, form, plane, unit, unit + 1)
+        result = np.full_like(y, np.nan)
+        pad = [taps - 1 - pad if form == kernels.FLIPPED else pad for pad in self.pad]
+        groups = self.images // blocking.images
+        for piece in range(pieces):
+            kernels.conv_winograd(
+                *(x, u, self.b, bias, result, group, taps, int(form == kernels.TRANSPOSED), *pad),
+                *(blocking.images, blocking.down, blocking.across),
+                self.room(blocking.plane_scratch()),
+                self.room(blocking.tiles_scratch(depth)),
+                self.room(blocking.tiles_scratch(columns)),
+                *(groups * piece // pieces, groups * (piece + 1) // pieces),
+            )
+        return result
+
+    def weights(self, dw, db, piece, keep, together, units, groups):
+        blocking = self.blocking(kernels.FORWARD)
+        kernels.conv_backward_weights_winograd(
+            *(self.x, self.dy, dw, db, 1, self.group, self.taps, *self.pad),
+            *(blocking.images, blocking.down, blocking.across, together),
+            self.room(blocking.plane_scratch()),
+            self.room(blocking.tiles_scratch(self.inner)),
+            self.room(blocking.tiles_scratch(together)),
+            self.room(blocking.gradient_scratch(together)),
+            self.room(kernels.padded(together)),
+            *(piece, keep, keep, *units, *groups),
+        )
+
+    def reference_weights(self):
+        dw, db = np.zeros(self.w.shape), np.zeros(self.filters)
+        x, dy = self.x.astype(np.float64), self.dy.astype(np.float64)
+        reference.backward_weights(x, dy, dw, db, self.rows, 1, self.pad[1], 1)
+        return dw, db
+
+    def reference_product(self, form, bias=0):
+        w = self.w.astype(np.float64)
+        if form == kernels.FORWARD:
+            want = np.empty(self.dy.shape)
+            b = self.b if bias else None
+            reference.forward(self.x.astype(np.float64), w, b, want, self.rows, 1, self.pad[1], 1)
+        else:
+            want = np.empty(self.x.shape)
+            dy = self.dy.astype(np.float64)
+            reference.backward_data(dy, w, want, self.rows, 1, self.pad[1], 1)
+        return want
+
+
+@pytest.fixture(params=DTYPES)
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture(params=SHAPES)
+def case(request, dtype):
+    return Case(request.param, dtype)
+
+
+def near(got, want):
+    limit = TOLERANCE[str(got.dtype)] * np.abs(want).max()
+    np.testing.assert_allclose(got, want, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("bias", [0, 1])
+def test_forward(case, bias):
+    near(case.product(kernels.FORWARD, bias), case.reference_product(kernels.FORWARD, bias))
+
+
+@pytest.mark.parametrize("form", [kernels.FLIPPED, kernels.TRANSPOSED])
+def test_backward_data(case, form):
+    blocking = case.blocking(form)
+    whole = (blocking.down, blocking.across) == kernels.grid_of(*case.dy.shape[2:])
+    if form == kernels.TRANSPOSED and not whole:
+        pytest.skip("the transposed algorithm takes whole images")
+    near(case.product(form), case.reference_product(form))
+
+
+@pytest.mark.parametrize("keep", [0.0, 1.0])
+def test_backward_weights(case, keep):
+    start = 0.5 if keep else np.nan
+    dw = np.full((2, case.w.size), start, case.dtype)
+    db = np.full((2, case.filters), start, case.dtype)
+    groups = case.images // case.blocking(kernels.FORWARD).images
+    case.weights(dw, db, 1, keep, case.outer, (0, case.group), (0, groups))
+    want_w, want_b = case.reference_weights()
+    near(dw[1].reshape(want_w.shape), want_w + keep / 2)
+    near(db[1], want_b + keep / 2)
+    np.testing.assert_array_equal(dw[0], np.full_like(dw[0], start))
+    np.testing.assert_array_equal(db[0], np.full_like(db[0], start))
+
+
+def test_weights_of_a_range_of_filters(dtype):
+    case = Case("lenet2", dtype)
+    dw, db = np.full((1, case.w.size), 7, dtype), np.full((1, 50), 7, dtype)
+    groups = case.images // case.blocking(kernels.FORWARD).images
+    case.weights(dw, db, 0, 0.0, 10, (1, 4), (0, groups))
+    want_w, want_b = case.reference_weights()
+    dw, db = dw.reshape(case.w.shape), db[0]
+    near(dw[10:40], want_w[10:40])
+    near(db[10:40], want_b[10:40])
+    for untouched in (dw[:10], dw[40:], db[:10], db[40:]):
+        assert (untouched == 7).all()
+
+
+def test_pieces_give_the_bits_of_the_whole(dtype):
+    case = Case("lenet2", dtype)
+    several = kernels.choose_blocking(5, 20, 50, (2, 2), 60)
+    assert several.images > 1
+    case.x, case.dy = np.tile(case.x, (10, 1, 1, 1)), np.tile(case.dy, (10, 1, 1, 1))
+    case.images = 60
+    for form in (kernels.FORWARD, kernels.FLIPPED, kernels.TRANSPOSED):
+        np.testing.assert_array_equal(case.product(form), case.product(form, pieces=3))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("form", [kernels.FORWARD, kernels.FLIPPED, kernels.TRANSPOSED])
+def test_what_is_not_finite_reaches_all_that_depends_on_it(dtype, form, value):
+    case = Case("quick2", dtype)
+    source = case.x if form == kernels.FORWARD else case.dy
+    source[1, 3, 7, 9] = value
+    result = case.product(form)
+    assert not np.isfinite(result[1, :, 5:10, 7:12]).any()
+    assert np.isfinite(result[0]).all()
+
+
+def test_a_weight_that_is_not_finite_reaches_its_filter():
+    case = Case("quick2", "float32")
+    case.w[4, 2, 0, 4] = np.inf
+    y = case.product(kernels.FORWARD)
+    assert not np.isfinite(y[:, 4]).any()
+    assert np.isfinite(np.delete(y, 4, axis=1)).all()
+
+
+def test_what_is_not_finite_reaches_the_weights():
+    case = Case("quick2", "float32")
+    case.x[0, 3, 7, 9] = np.nan
+    case.dy[1, 6, 2, 2] = np.inf
+    dw, db = np.empty((1, case.w.size), np.float32), np.empty((1, 32), np.float32)
+    groups = case.images // case.blocking(kernels.FORWARD).images
+    case.weights(dw, db, 0, 0.0, 32, (0, 1), (0, groups))
+    bad = ~np.isfinite(dw.reshape(case.w.shape))
+    assert bad[:, 3].all()
+    assert bad[6].all()
+    assert not np.delete(np.delete(bad, 3, axis=1), 6, axis=0).any()
+    assert np.isinf(db[0, 6])
+    assert np.isfinite(np.delete(db[0], 6)).all()
+
+
+@pytest.mark.parametrize("taps", [3, 5])
+def test_rounding_stays_below_the_documented_bound(taps):
+    case = Case("quick2", "float32")
+    rng = np.random.default_rng(taps)
+    case.taps, case.pad = taps, (taps // 2, taps // 2)
+    case.w = rng.standard_normal((32, 32, taps, taps)).astype(np.float32)
+    case.rows = reference.row_tables([(16, taps, 1, taps // 2, 1)])[0]
+    dw, db = np.empty((1, case.w.size), np.float32), np.empty((1, 32), np.float32)
+    groups = case.images // case.blocking(kernels.FORWARD).images
+    case.weights(dw, db, 0, 0.0, 32, (0, 1), (0, groups))
+    pairs = [(dw.reshape(case.w.shape), case.reference_weights()[0])]
+    pairs += [
+        (case.product(form), case.reference_product(form))
+        for form in (kernels.FORWARD, kernels.FLIPPED, kernels.TRANSPOSED)
+    ]
+    for got, want in pairs:
+        error = np.sqrt(np.mean((got - want) ** 2)) / np.abs(want).max()
+        assert error < 2.5e-6
+
+
+def test_blocks_fill_what_is_near():
+    whole = kernels.choose_blocking(5, 32, 32, (4, 4), 100)
+    assert (whole.down, whole.across) == (4, 4)
+    assert 100 % whole.images == 0
+    bands = kernels.choose_blocking(3, 64, 64, (56, 56), 8)
+    assert bands.images == 1
+    assert bands.tiles <= 56
+    few = kernels.choose_blocking(3, 512, 512, (2, 2), 7)
+    assert few.images in (1, 7)
