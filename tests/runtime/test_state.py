@@ -18,6 +18,7 @@ from cgdnn.layers._base import (
     write_all,
 )
 from cgdnn.plan.lower import Work
+from cgdnn.plan.partition import PIECE_NANOSECONDS
 from cgdnn.runtime.serial import run_serial
 from cgdnn.runtime.state import State, allocate
 from tests.runtime.programs import bound
@@ -103,8 +104,9 @@ def test_only_the_first_writer_of_a_gradient_overwrites_it():
 def test_rows_of_a_partial_are_added_in_order():
     state = State("float32")
     partial, total = Buffer("partial", (3,), kind="partial"), Buffer("total", (3,))
+    half = PIECE_NANOSECONDS / 2
     works = [
-        Work("rows", -1, Step(write_row, [row(partial), PIECE, BEGIN, END], 10, 1e4)),
+        Work("rows", -1, Step(write_row, [row(partial), PIECE, BEGIN, END], 10, half)),
         Work("sum", -1, Step(reduce_rows, [rows(partial), update(total), 0.0, BEGIN, END], 3)),
     ]
     run_serial(bound(works, state=state))
