@@ -59,10 +59,10 @@ def start(name: str, net: str, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def assert_alike(losses: np.ndarray, rows: np.ndarray, golden: Any) -> None:
     """Compare what rounding has made differ: runs in float64 leave Caffe's as far behind."""
-    np.testing.assert_allclose(losses[:50], golden["loss"][:50], rtol=2e-2)
-    np.testing.assert_allclose(losses[-20:].mean(), golden["loss"][-20:].mean(), rtol=0.05)
+    np.testing.assert_allclose(losses[:50], golden["loss"][:50], rtol=0.03)
+    np.testing.assert_allclose(losses[-20:].mean(), golden["loss"][-20:].mean(), rtol=0.1)
     np.testing.assert_allclose(rows[:, 1], golden["test_it_acc_loss"][:, 1], atol=0.05)
-    np.testing.assert_allclose(rows[:, 2], golden["test_it_acc_loss"][:, 2], rtol=0.1)
+    np.testing.assert_allclose(rows[:, 2], golden["test_it_acc_loss"][:, 2], rtol=0.3)
 
 
 def test_lenet(mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
