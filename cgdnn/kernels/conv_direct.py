@@ -1,0 +1,777 @@
+"""Direct convolution of two spatial axes: the input is read where it lies, never unfolded.
+
+A piece re-lays a band of rows of one or more images into scratch, with the padding as zeros around
+it, so that the micro-kernels check no borders. Columns are sorted by their remainder modulo the
+stride, each remainder a plane of its own: whatever the stride, neighbours in the output read
+neighbours in a plane. Without padding and column stride the images are read where they lie.
+
+Two kernels compute outputs:
+
+* `conv_direct_filters`: filters in the lanes of vectors. A few scalars of the input, neighbours in
+  a row, meet one to three vectors of weights in each step. The tile goes to scratch and from there,
+  transposed, to the output.
+* `conv_direct_pixels`: pixels in the lanes. A few scalars of the weights meet up to four vectors of
+  the input. Each half of a vector may lie in another row, so that narrow images waste few lanes.
+  For filters that would leave lanes empty.
+
+What a step reads comes from a table: ``table[0, t]`` is an offset into the input from the place of
+the output pixel, ``table[1, t]`` the number of the weight that it meets. So the forward pass, and
+the data gradient as a convolution of dy, differ in their tables only. With a stride, the data
+gradient consists of one field for each remainder of row and column, with a range of the table of
+its own (``fields[a, b]``: its begin and length), which gives the pixels
+(a + i * fields.shape[0], b + j * fields.shape[1]).
+
+`conv_direct_backward_weights` has filters in the lanes as well, and scalars from neighbouring
+channels of one pixel.
+
+Weights lie in units of some filters: (units of all groups, depth, filters of a unit). What a group
+lacks to whole units is zeros. With filters in the lanes a unit is one vector of float32; one of
+float64 consists of two blocks (depth, lanes).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cgdnn import machine
+from cgdnn.kernels._jit import INT, REAL, array, device, kernel, scratch
+from cgdnn.kernels.relay import from_lanes, to_lanes, to_pixels
+from cgdnn.kernels.vector import (
+    Emitter,
+    add_sum,
+    constant,
+    emitted,
+    lanes_of,
+    transpose_block,
+)
+
+CHUNK_PIXELS = 64
+"""About how many pixels are computed before they are transposed to the output, in whole rows."""
+MOST_ROWS = 6
+"""Most filters in a tile of `conv_direct_pixels`."""
+
+
+def most_scalars() -> tuple[int, ...]:
+    """Return the most scalars that meet 1, 2 and 3 vectors in a tile.
+
+    Their products, the vectors and a scalar have to fit the registers.
+    """
+    return (14, 14, 9) if machine.vector_bytes() == 64 else (6, 6, 3)
+
+
+@constant
+def _most_scalars_of_two(e: Emitter, x: Any) -> int:
+    """Return the most scalars that meet one or two vectors."""
+    return most_scalars()[1]
+
+
+@constant
+def _most_scalars_of_three(e: Emitter, x: Any) -> int:
+    """Return the most scalars that meet three vectors."""
+    return most_scalars()[2]
+
+
+def most_pixel_vectors() -> int:
+    """Return the most vectors in a tile of `conv_direct_pixels`."""
+    return 4 if machine.vector_bytes() == 64 else 2
+
+
+@constant
+def _most_vectors(e: Emitter, x: Any) -> int:
+    """Return the most vectors in a tile of `conv_direct_pixels`."""
+    return most_pixel_vectors()
+
+
+@device
+def _most_scalars(x, vectors):  # type: ignore[no-untyped-def]
+    return _most_scalars_of_two(x) if vectors < 3 else _most_scalars_of_three(x)
+
+
+def _scalar_tiles(e, scalars, vectors):  # type: ignore[no-untyped-def]
+    """Return the (scalars, vectors) of every tile, and the number of the wanted one."""
+    tiles = [(s, v + 1) for v, most in enumerate(most_scalars()) for s in range(1, most + 1)]
+    number = e.builder.sub(scalars, e.integer(1))
+    before = 0
+    for v, most in enumerate(most_scalars()[:-1]):
+        before += most
+        wider = e.builder.icmp_signed(">", vectors, e.integer(v + 1))
+        number = e.builder.select(
+            wider, e.builder.add(e.builder.sub(scalars, e.integer(1)), e.integer(before)), number
+        )  # fmt: skip
+    return tiles, number
+
+
+def _multiply_step(e, sums, left, right):  # type: ignore[no-untyped-def]
+    """Add left[i] * right[j] to sums[i][j]; `left` are pointers to scalars, `right` vectors."""
+    for pointer, line in zip(left, sums, strict=True):
+        scalar = e.splat(e.scalar(pointer))
+        for vector, slot in zip(right, line, strict=True):
+            e.builder.store(e.multiply_add(scalar, vector, e.builder.load(slot)), slot)
+
+
+@emitted
+def _filters_tile(  # type: ignore[no-untyped-def]
+    e, x, x_start, u, uses_u, segments, x_segment, table, t_begin, t_count, t_length,
+    w, w_start, w_segment, w_vector, vectors, pixels, bias, bias_start, bias_count,
+    t, t_start, t_vector, t_pixel,
+):  # fmt: skip
+    """Compute some neighbouring pixels of one to three vectors of filters, into t.
+
+    All of it is compiled once for each shape of the tile. The first `bias_count` filters begin
+    with their bias, the others with 0.
+    """
+    build = e.builder
+    x = e.at(build.select(build.icmp_signed("!=", uses_u, e.integer(0)), u, x), x_start)
+    w, t, bias = e.at(w, w_start), e.at(t, t_start), e.at(bias, bias_start)
+    x_offsets, w_numbers = e.at(table, t_begin), e.at(table, t_begin, t_length)
+    tiles, number = _scalar_tiles(e, pixels, vectors)
+    lanes = [e.integer(v * e.lanes) for v in range(len(most_scalars()))]
+    with e.cases(number, len(tiles)) as each:
+        for case in each:
+            count, nv = tiles[case]
+            firsts = [
+                e.load(e.at(bias, first), e.first_lanes(build.sub(bias_count, first)))
+                for first in lanes[:nv]
+            ]  # fmt: skip
+            sums = [[e.variable(first) for first in firsts] for _ in range(count)]
+            offsets = [build.mul(w_vector, e.integer(v)) for v in range(nv)]
+            with e.loop(segments) as s:
+                x_s = e.at(x, build.mul(s.index, x_segment))
+                w_s = e.at(w, build.mul(s.index, w_segment))
+                with e.loop(t_count) as k:
+                    x_k = e.at(x_s, e.scalar(e.at(x_offsets, k.index)))
+                    w_number = e.scalar(e.at(w_numbers, k.index))
+                    w_k = e.at(w_s, build.mul(w_number, e.integer(e.lanes)))
+                    e.prefetch(e.at(x_k, e.integer(2 * count)))  # what the next tiles read
+                    right = [e.load(e.at(w_k, offset)) for offset in offsets]
+                    left = [e.at(x_k, e.integer(p)) for p in range(count)]
+                    _multiply_step(e, sums, left, right)
+            for p, line in enumerate(sums):
+                place = e.at(t, build.mul(e.integer(p), t_pixel))
+                for v, slot in enumerate(line):
+                    e.store(build.load(slot), e.at(place, build.mul(t_vector, e.integer(v))))
+
+
+@emitted
+def _relay_rows(e, u, u_start, x, x_start, x_row, rows, width, first, stride, columns):  # type: ignore[no-untyped-def]
+    """Set u[i, j] = x[i, first + j * stride], or 0 outside of the row, at stride 1, 2 or 4.
+
+    Up to one vector beyond the end of u is overwritten.
+    """
+    build = e.builder
+    vectors = build.sdiv(build.add(columns, e.integer(e.lanes - 1)), e.integer(e.lanes))
+    with e.cases(build.lshr(stride, e.integer(1)), 3) as each:
+        for doublings in each:
+            with e.loop(rows) as i:
+                source = e.at(x, x_start, build.mul(i.index, x_row))
+                target = e.at(u, u_start, build.mul(i.index, columns))
+                with e.loop(vectors) as v:
+                    place = build.mul(v.index, e.integer(e.lanes))
+                    start = build.add(first, build.mul(place, e.integer(1 << doublings)))
+                    parts = []
+                    for span in range(1 << doublings):
+                        column = build.add(start, e.integer(span * e.lanes))
+                        mask = e.within(e.lane_numbers(column), width)
+                        parts.append(e.load(e.at(source, column), mask))
+                    while len(parts) > 1:
+                        even = range(0, 2 * e.lanes, 2)
+                        pairs = zip(parts[::2], parts[1::2], strict=True)
+                        parts = [e.shuffle(a, b, even) for a, b in pairs]
+                    e.store(parts[0], e.at(target, place))
+
+
+@device
+def _relay(  # type: ignore[no-untyped-def]
+    x, n, images, c_begin, c_end, row_begin, rows, row_stride, firsts, stride, columns, u,
+    u_channel, u_plane,
+):  # fmt: skip
+    """Write rows row_begin, row_begin + row_stride, ... of some images and channels to u.
+
+    Row i of plane p of image m of channel c begins at
+    c * u_channel + (m * planes + p) * u_plane + i * columns. Up to one vector beyond the last row
+    is overwritten.
+    """
+    height, width = x.shape[2], x.shape[3]
+    top = min(rows, max(0, (row_stride - 1 - row_begin) // row_stride))
+    bottom = max(top, min(rows, (height - 1 - row_begin) // row_stride + 1))
+    for c in range(c_begin, c_end):
+        for image in range(images):
+            source = ((n + image) * x.shape[1] + c) * height + row_begin + top * row_stride
+            for plane in range(firsts.shape[0]):
+                place = (c - c_begin) * u_channel
+                place += (image * firsts.shape[0] + plane) * u_plane
+                for i in range(place, place + top * columns):
+                    u[i] = 0
+                if stride == 1 or stride == 2 or stride == 4:
+                    _relay_rows(
+                        u, place + top * columns, x, source * width, row_stride * width,
+                        bottom - top, width, firsts[plane], stride, columns,
+                    )  # fmt: skip
+                else:
+                    for i in range(top, bottom):
+                        for j in range(columns):
+                            column = firsts[plane] + j * stride
+                            inside = 0 <= column < width
+                            u[place + i * columns + j] = (
+                                x[n + image, c, row_begin + i * row_stride, column] if inside else 0
+                            )  # fmt: skip
+                for i in range(place + bottom * columns, place + rows * columns):
+                    u[i] = 0
+
+
+_READING = (
+    array(2, "int64"), array(3, "int64"), array(1, "int64"), *(INT,) * 13, scratch(1)
+)  # fmt: skip
+
+
+@kernel(array(4), array(3), array(1), INT, array(4), *_READING, INT, INT, scratch(1), INT, INT)
+def conv_direct_filters(  # type: ignore[no-untyped-def]
+    x, w, b, has_bias, y, table, fields, firsts, relays, group, segment, stride, columns, row_first,
+    row_stride, row_step, span, row_pitch, channel_pitch, band, together, u, block, most, t,
+    begin, end,
+):  # fmt: skip
+    """Set y = w * x + b for the images [begin, end), with filters in the lanes.
+
+    Parameters
+    ----------
+    x : array (N, C, H, W)
+    w : array (units of all groups, depth, filters of a unit)
+        As `conv_direct_pack` leaves it.
+    b : array (filters,)
+        Not read unless `has_bias`.
+    y : array (N, filters, OH, OW)
+    table : array of int64 (2, steps)
+        Offsets from the place of an output pixel, and numbers of weights, for the first `segment`
+        channels; the next ones follow at their distances.
+    fields : array of int64 (row remainders, column remainders, 2)
+    firsts : array of int64 (planes,)
+        The input column that each plane begins with.
+    relays : int
+        Whether the input is re-laid, or read where it lies.
+    group, segment : int
+    stride, columns : int
+        Distance of neighbours of a plane in the input, and columns of a plane.
+    row_first, row_stride : int
+        The first input row, and the distance of those that are re-laid.
+    row_step, span : int
+        Re-laid rows from one row of a field to the next, and those that one row reads.
+    row_pitch, channel_pitch : int
+        Distances, in what is read, of re-laid rows and of channels.
+    band, together : int
+        Rows of a field, and images, that are re-laid at a time.
+    u : array
+        Room for what is re-laid, and one vector.
+    block : int
+        Input channels that are summed at a time, whole segments.
+    most : int
+        Vectors of filters in a tile, at most.
+    t : array
+        Room for the vectors of the pixels of a chunk, `most` times, and as many as lanes.
+    """
+    lanes = lanes_of(x)
+    channels, filters = x.shape[1] // group, y.shape[1] // group
+    depth = w.shape[1]
+    taps = depth // channels
+    oh, ow = y.shape[2], y.shape[3]
+    sh = fields.shape[0]
+    blocks = (filters + lanes - 1) // lanes
+    tiles = (blocks + most - 1) // most
+    chunk = max(1, CHUNK_PIXELS // ow) if sh == 1 else 1
+    t_vector = (chunk * ow + lanes) * lanes
+    field_rows = (oh + sh - 1) // sh
+    u_plane = ((band - 1) * row_step + span) * columns
+    for n in range(begin, end, together):
+        images = min(together, end - n)
+        for g in range(group):
+            for r_begin in range(0, field_rows, band):
+                r_end = min(r_begin + band, field_rows)
+                rows = (r_end - r_begin - 1) * row_step + span
+                for c in range(0, channels, block):
+                    c_end = min(c + block, channels)
+                    if relays:
+                        _relay(
+                            x, n, images, g * channels + c, g * channels + c_end,
+                            row_first + r_begin * row_step * row_stride, rows, row_stride,
+                            firsts, stride, columns, u, channel_pitch, u_plane,
+                        )  # fmt: skip
+                        origin, image_pitch = 0, firsts.shape[0] * u_plane
+                    else:
+                        image_pitch = x.shape[1] * channel_pitch
+                        origin = (
+                            n * image_pitch
+                            + (g * channels + c) * channel_pitch
+                            + r_begin * row_step * row_pitch
+                        )
+                    for tile in range(tiles):
+                        first = blocks * tile // tiles
+                        vectors = blocks * (tile + 1) // tiles - first
+                        w_start = w.size // group * g + (first * depth + c * taps) * lanes
+                        first *= lanes
+                        count = min(vectors * lanes, filters - first)
+                        for image in range(images):
+                            y_start = ((n + image) * y.shape[1] + g * filters + first) * oh * ow
+                            for r in range(r_begin, r_end, chunk):
+                                r_last = min(r + chunk, r_end)
+                                for a in range(min(sh, oh - sh * r)):
+                                    _compute_rows(
+                                        x, origin + image * image_pitch
+                                        + (r - r_begin) * row_step * row_pitch,
+                                        row_step * row_pitch, u, relays, (c_end - c) // segment,
+                                        segment * channel_pitch, table, fields, a, r_last - r, ow,
+                                        w, w_start, segment * taps * lanes, depth * lanes, vectors,
+                                        b, g * filters + first,
+                                        count if has_bias and c == 0 else 0, t, t_vector,
+                                    )  # fmt: skip
+                                    for v in range(0, count, lanes):
+                                        from_lanes(
+                                            t, v // lanes * t_vector, y,
+                                            y_start + v * oh * ow + (a + sh * r) * ow, oh * ow,
+                                            min(lanes, count - v), (r_last - r) * ow, c,
+                                        )  # fmt: skip
+
+
+@device
+def _compute_rows(  # type: ignore[no-untyped-def]
+    x, x_start, x_row, u, uses_u, segments, x_segment, table, fields, a, rows, ow,
+    w, w_start, w_segment, w_vector, vectors, b, b_start, b_count, t, t_vector,
+):  # fmt: skip
+    """Compute whole rows of the output, all fields of the row remainder `a`, into t."""
+    lanes = lanes_of(x)
+    sw = fields.shape[1]
+    most = _most_scalars(x, vectors)
+    for r in range(rows):
+        for remainder in range(sw):
+            count = (ow - remainder + sw - 1) // sw
+            parts = (count + most - 1) // most
+            for part in range(parts):
+                left = count * part // parts
+                _filters_tile(
+                    x, x_start + r * x_row + left, u, uses_u, segments, x_segment,
+                    table, fields[a, remainder, 0], fields[a, remainder, 1], table.shape[1],
+                    w, w_start, w_segment, w_vector, vectors, count * (part + 1) // parts - left,
+                    b, b_start, b_count,
+                    t, (r * ow + remainder + left * sw) * lanes, t_vector, sw * lanes,
+                )  # fmt: skip
+
+
+@emitted
+def _pixels_tile(  # type: ignore[no-untyped-def]
+    e, u, u_start, u_row, segments, u_segment, table, t_count, t_length, w, w_start, w_segment, rows, valid,
+    vectors, first_row, first_column, width, ow, halves, y, y_start, y_plane, bias, bias_start,
+    has_bias,
+):  # fmt: skip
+    """Compute some filters of the pixels of some vectors, and store what exists of them.
+
+    Rows of pixels count as `width` long, whole halves of vectors; `ow` pixels of them exist. The
+    tile begins at (first_row, first_column) and has `halves` halves. Its `rows` filters, of which
+    `valid` exist, and its vectors choose among the tiles that are compiled.
+    """
+    build = e.builder
+    half = e.lanes // 2
+    u, w, y, bias = e.at(u, u_start), e.at(w, w_start), e.at(y, y_start), e.at(bias, bias_start)
+    w_numbers = e.at(table, t_length)
+    most = most_pixel_vectors()
+    sources, targets, counts = [], [], []  # of halves: where they lie, and the pixels that exist
+    row, column = first_row, first_column
+    for i in range(2 * most):
+        exists = build.icmp_signed("<", e.integer(i), halves)
+        sources.append(build.add(build.mul(row, u_row), column))
+        targets.append(build.add(build.mul(row, ow), column))
+        counts.append(build.select(exists, build.sub(ow, column), e.integer(0)))
+        column = build.add(column, e.integer(half))
+        ends = build.icmp_signed(">=", column, width)
+        row = build.add(row, build.zext(ends, row.type))
+        column = build.select(ends, e.integer(0), column)
+    whole = build.and_(
+        build.icmp_signed("==", ow, width),
+        build.icmp_signed(">=", halves, build.mul(vectors, e.integer(2))),
+    )  # fmt: skip
+    number = build.add(
+        build.mul(build.sub(rows, e.integer(1)), e.integer(most)),
+        build.sub(vectors, e.integer(1)),
+    )  # fmt: skip
+    with e.cases(number, MOST_ROWS * most) as each:
+        for case in each:
+            mr, nv = case // most + 1, case % most + 1
+            starts = [e.variable(e.zero()) for _ in range(mr)]
+            for m, slot in enumerate(starts):
+                exists = build.icmp_signed("<", e.integer(m), valid)
+                biased = build.icmp_signed("!=", has_bias, e.integer(0))
+                with build.if_then(build.and_(exists, biased)):
+                    build.store(e.splat(e.scalar(e.at(bias, e.integer(m)))), slot)
+            sums = [[e.variable(build.load(slot)) for _ in range(nv)] for slot in starts]
+            with e.loop(segments) as s:
+                u_s = e.at(u, build.mul(s.index, u_segment))
+                w_s = e.at(w, build.mul(s.index, w_segment))
+                with e.loop(t_count) as k:
+                    u_k = e.at(u_s, e.scalar(e.at(table, k.index)))
+                    w_number = e.scalar(e.at(w_numbers, k.index))
+                    w_k = e.at(w_s, build.mul(w_number, e.integer(mr)))
+                    right = [e.load(e.at(u_k, sources[2 * v])) for v in range(nv)]
+                    _multiply_step(e, sums, [e.at(w_k, e.integer(m)) for m in range(mr)], right)
+            for m, line in enumerate(sums):
+                plane = e.at(y, build.mul(e.integer(m), y_plane))
+                values = [build.load(slot) for slot in line]
+                exists = build.icmp_signed("<", e.integer(m), valid)
+                with build.if_then(exists), build.if_else(whole) as (yes, no):
+                    with yes:
+                        for v, value in enumerate(values):
+                            e.store(value, e.at(plane, targets[2 * v]))
+                    with no:
+                        for i in range(2 * nv):
+                            lanes = range(i % 2 * half, (i % 2 + 1) * half)
+                            part = e.shuffle(values[i // 2], values[i // 2], lanes)
+                            mask = e.first_lanes(counts[i], half)
+                            e.store(part, e.at(plane, targets[i]), mask)
+
+
+@kernel(array(4), array(3), array(1), INT, array(4), *_READING, INT, INT, INT)
+def conv_direct_pixels(  # type: ignore[no-untyped-def]
+    x, w, b, has_bias, y, table, fields, firsts, relays, group, segment, stride, columns, row_first,
+    row_stride, row_step, span, row_pitch, channel_pitch, band, together, u, width, begin, end,
+):  # fmt: skip
+    """Set y = w * x + b for the images [begin, end), with pixels in the lanes.
+
+    The arguments are those of `conv_direct_filters`, but the input is always re-laid, and there is
+    one field. Rows of the output count as `width` long, whole halves of vectors. Unless these are
+    whole vectors, re-laid rows have the same length, so that vectors go on in the next row.
+    """
+    half = lanes_of(x) // 2
+    channels, filters = x.shape[1] // group, y.shape[1] // group
+    units, depth, unit = w.shape[0] // group, w.shape[1], w.shape[2]
+    taps = depth // channels
+    oh, ow = y.shape[2], y.shape[3]
+    most = _most_vectors(x)
+    u_plane = ((band - 1) * row_step + span) * columns
+    for n in range(begin, end, together):
+        images = min(together, end - n)
+        for g in range(group):
+            for r_begin in range(0, oh, band):
+                r_end = min(r_begin + band, oh)
+                rows = (r_end - r_begin - 1) * row_step + span
+                _relay(
+                    x, n, images, g * channels, (g + 1) * channels,
+                    row_first + r_begin * row_step * row_stride, rows, row_stride,
+                    firsts, stride, columns, u, channel_pitch, u_plane,
+                )  # fmt: skip
+                halves = (r_end - r_begin) * (width // half)
+                vectors = (halves + 1) // 2
+                tiles = (vectors + most - 1) // most
+                for image in range(images):
+                    for q in range(units):
+                        first = g * filters + q * unit
+                        for tile in range(tiles):
+                            left = vectors * tile // tiles
+                            row = left * 2 * half // width
+                            _pixels_tile(
+                                u, image * firsts.shape[0] * u_plane, row_step * row_pitch,
+                                channels // segment, segment * channel_pitch,
+                                table, fields[0, 0, 1], table.shape[1],
+                                w, (g * units + q) * depth * unit, segment * taps * unit,
+                                unit, min(unit, filters - q * unit),
+                                vectors * (tile + 1) // tiles - left,
+                                row, left * 2 * half - row * width, width, ow, halves - 2 * left,
+                                y, (((n + image) * y.shape[1] + first) * oh + r_begin) * ow,
+                                oh * ow, b, first, has_bias,
+                            )  # fmt: skip
+
+
+@kernel(array(3), array(3), INT, INT, INT, INT, INT)
+def conv_direct_pack(w, packed, group, transposed, lanes_first, begin, end):  # type: ignore[no-untyped-def]
+    """Set units [begin, end) of the packed weights.
+
+    Parameters
+    ----------
+    w : array (filters, channels of a group, taps)
+    packed : array (units of all groups, depth, filters of a unit)
+    group, transposed : int
+        With `transposed`, for the data gradient: channels take the place of filters, and the depth
+        consists of the filters and taps, not of channels and taps.
+    lanes_first : int
+        Whether a unit consists of blocks of one vector, for `conv_direct_filters`.
+    """
+    outer, inner, taps = w.shape[0] // group, w.shape[1], w.shape[2]
+    units, depth, unit = packed.shape[0] // group, packed.shape[1], packed.shape[2]
+    lanes = lanes_of(w)
+    rows = inner if transposed else outer
+    width = min(lanes, unit) if lanes_first else unit
+    row_pitch = taps if transposed else depth
+    runs = outer if transposed else 1  # of weights that lie together for one row
+    run = taps if transposed else depth
+    source_flat, target_flat = w.reshape(w.size), packed.reshape(packed.size)
+    for u in range(begin, end):
+        g = u // units
+        for first in range(0, unit, width):
+            row = u % units * unit + first
+            count = max(0, min(width, rows - row))
+            target = u * depth * unit + first * depth
+            if count < width:
+                for i in range(target, target + depth * width):
+                    target_flat[i] = 0
+            start = (g * outer * inner + row) * taps if transposed else (g * outer + row) * depth
+            for o in range(runs):
+                source = start + o * inner * taps
+                place = target + o * run * width
+                if count > 0 and lanes_first and run > 1:
+                    for i in range(0, run, lanes):
+                        transpose_block(
+                            packed, place + i * width, width, w, source + i, row_pitch,
+                            count, min(lanes, run - i), 0,
+                        )  # fmt: skip
+                else:
+                    for k in range(run):
+                        for i in range(count):
+                            value = source_flat[source + i * row_pitch + k]
+                            target_flat[place + k * width + i] = value
+
+
+@emitted
+def _weights_tile(  # type: ignore[no-untyped-def]
+    e, x, x_start, x_image, x_row, x_pixel, dy, dy_start, dy_vector, images, rows, columns,
+    dw, dw_start, dw_vector, scalars, vectors,
+):  # fmt: skip
+    """Add to some neighbouring rows of dw, for one to three vectors of filters.
+
+    Pixel after pixel, neighbours in x meet vectors of dy, which follow each other. Compiled once
+    for each shape of the tile.
+    """
+    build = e.builder
+    x, dy, dw = e.at(x, x_start), e.at(dy, dy_start), e.at(dw, dw_start)
+    tiles, number = _scalar_tiles(e, scalars, vectors)
+    row_length = build.mul(columns, e.integer(e.lanes))
+    image_length = build.mul(rows, row_length)
+    with e.cases(number, len(tiles)) as each:
+        for case in each:
+            count, nv = tiles[case]
+            places = [
+                [
+                    e.at(dw, e.integer(p * e.lanes), build.mul(dw_vector, e.integer(v)))
+                    for v in range(nv)
+                ]
+                for p in range(count)
+            ]  # fmt: skip
+            sums = [[e.variable(e.load(place)) for place in line] for line in places]
+            for line in places:
+                for place in line:
+                    e.prefetch(e.at(place, e.integer(count * e.lanes)))  # what comes next
+            offsets = [build.mul(dy_vector, e.integer(v)) for v in range(nv)]
+            with e.loop(images) as n, e.loop(rows) as r:
+                x_r = e.at(x, build.mul(n.index, x_image), build.mul(r.index, x_row))
+                dy_r = e.at(
+                    dy, build.mul(n.index, image_length), build.mul(r.index, row_length)
+                )  # fmt: skip
+                with e.loop(columns) as j:
+                    x_j = e.at(x_r, build.mul(j.index, x_pixel))
+                    dy_j = e.at(dy_r, build.mul(j.index, e.integer(e.lanes)))
+                    right = [e.load(e.at(dy_j, offset)) for offset in offsets]
+                    _multiply_step(e, sums, [e.at(x_j, e.integer(p)) for p in range(count)], right)
+            for line, pointers in zip(sums, places, strict=True):
+                for slot, place in zip(line, pointers, strict=True):
+                    e.store(build.load(slot), place)
+
+
+@device
+def _relay_channels(  # type: ignore[no-untyped-def]
+    x, n, images, c_begin, channels, row_begin, rows, row_stride, first, columns, u, pitch
+):  # fmt: skip
+    """Write rows of some images to u, channels of a pixel together: u[image, row, column, c]."""
+    lanes = lanes_of(x)
+    height, width = x.shape[2], x.shape[3]
+    left = min(columns, max(0, -first))
+    right = max(left, min(columns, width - first))
+    for image in range(images):
+        for i in range(rows):
+            row = row_begin + i * row_stride
+            place = (image * rows + i) * columns * pitch
+            inside = 0 <= row < height
+            stop = left if inside else columns
+            for j in range(place, place + stop * pitch):
+                u[j] = 0
+            if inside:
+                source = (
+                    (((n + image) * x.shape[1] + c_begin) * height + row) * width + first + left
+                )
+                for c in range(0, channels, lanes):
+                    to_pixels(
+                        x, source + c * height * width, height * width, min(lanes, channels - c),
+                        u, place + left * pitch + c, pitch, right - left,
+                    )  # fmt: skip
+                for j in range(place + right * pitch, place + columns * pitch):
+                    u[j] = 0
+
+
+_NUMBERS = (*(INT,) * 14, scratch(1), scratch(1), *(INT,) * 6)
+
+
+@kernel(array(4), array(4), array(2), array(2), INT, array(1, "int64"), *_NUMBERS)
+def conv_direct_backward_weights(  # type: ignore[no-untyped-def]
+    x, dy, dw, db, has_bias, firsts, group, unit, kernel_rows, kernel_columns, row_stride, row_step,
+    row_dilation, pad_rows, column_stride, column_dilation, pitch, run, band, together,
+    u, v, piece, piece_units, first, last, begin, end,
+):  # fmt: skip
+    """Set the gradients of some filters from the images [begin, end).
+
+    The filters are those of the units [first * piece_units, last * piece_units).
+
+    Parameters
+    ----------
+    x : array (N, C, H, W)
+    dy : array (N, filters, OH, OW)
+    dw : array (pieces, units * depth * unit)
+        Row `piece` is written: for each unit, as far as it is one vector wide, an array
+        (kernel rows, kernel columns, channels of a group, unit); see `conv_direct_unpack`.
+    db : array (pieces, units * unit)
+        Likewise; not touched unless `has_bias`.
+    firsts : array of int64 (1,)
+        The input column that the first output column and the first tap meet.
+    group, unit : int
+    kernel_rows, kernel_columns : int
+    row_stride, row_step : int
+        Distance of the input rows that are re-laid, and re-laid rows from one output row to the
+        next.
+    row_dilation, pad_rows, column_stride, column_dilation : int
+    pitch : int
+        Distance of pixels in u.
+    run : int
+        How many values of u are neighbours that neighbouring weights meet: the channels of a
+        group, or those of a row of taps where nothing lies between them.
+    band, together : int
+        Output rows, and images, that are re-laid at a time.
+    u, v : array
+        Room for the re-laid rows of x, and for the vectors of dy.
+    """
+    lanes = lanes_of(x)
+    channels, filters = x.shape[1] // group, dy.shape[1] // group
+    oh, ow = dy.shape[2], dy.shape[3]
+    depth = kernel_rows * kernel_columns * channels
+    units = dw.shape[1] // (depth * unit) // group
+    columns = (ow - 1) * column_stride + (kernel_columns - 1) * column_dilation + 1
+    u_begin, u_end = first * piece_units, last * piece_units
+    runs = kernel_columns * channels // run
+    for i in range(u_begin * depth * unit, u_end * depth * unit):
+        dw[piece, i] = 0
+    if has_bias:
+        for i in range(u_begin * unit, u_end * unit):
+            db[piece, i] = 0
+    for n in range(begin, end, together):
+        images = min(together, end - n)
+        for g in range(group):
+            b_begin = max(0, u_begin - g * units) * unit // lanes
+            b_end = min(
+                min(units, u_end - g * units) * unit // lanes, (filters + lanes - 1) // lanes
+            )  # fmt: skip
+            for r_begin in range(0, oh if b_begin < b_end else 0, band):
+                r_count = min(band, oh - r_begin)
+                rows = (r_count - 1) * row_step + (kernel_rows - 1) * row_dilation + 1
+                pixels = images * r_count * ow
+                v_pitch = (pixels + lanes) * lanes
+                row_begin = r_begin * row_step * row_stride - pad_rows
+                if channels == 1:
+                    _relay(
+                        x, n, images, g, g + 1, row_begin, rows, row_stride, firsts, 1, columns,
+                        u, 0, rows * columns,
+                    )  # fmt: skip
+                else:
+                    _relay_channels(
+                        x, n, images, g * channels, channels, row_begin, rows, row_stride,
+                        firsts[0], columns, u, pitch,
+                    )  # fmt: skip
+                for k in range(b_begin, b_end):
+                    count = min(lanes, filters - k * lanes)
+                    for image in range(images):
+                        source = ((n + image) * dy.shape[1] + g * filters + k * lanes) * oh * ow
+                        source += r_begin * ow
+                        if has_bias:
+                            for o in range(count):
+                                add_sum(
+                                    db, piece * db.shape[1] + g * units * unit + k * lanes + o,
+                                    dy, source + o * oh * ow, r_count * ow,
+                                )  # fmt: skip
+                        to_lanes(
+                            dy, source, oh * ow, count, v,
+                            (k - b_begin) * v_pitch + image * r_count * ow * lanes, r_count * ow,
+                        )  # fmt: skip
+                tiles = (b_end - b_begin + 1) // 2
+                for tile in range(tiles):
+                    k = (b_end - b_begin) * tile // tiles
+                    vectors = (b_end - b_begin) * (tile + 1) // tiles - k
+                    most = _most_scalars(x, vectors)
+                    parts = (run + most - 1) // most
+                    target = piece * dw.shape[1] + g * units * unit * depth
+                    target += (b_begin + k) * depth * lanes
+                    for q in range(kernel_rows):
+                        for j in range(runs):
+                            for part in range(parts):
+                                left = run * part // parts
+                                _weights_tile(
+                                    u, (q * row_dilation * columns + j * column_dilation) * pitch
+                                    + left,
+                                    rows * columns * pitch, row_step * columns * pitch,
+                                    column_stride * pitch, v, k * v_pitch, v_pitch,
+                                    images, r_count, ow,
+                                    dw, target + ((q * runs + j) * run + left) * lanes,
+                                    depth * lanes, run * (part + 1) // parts - left, vectors,
+                                )  # fmt: skip
+
+
+@kernel(array(2), array(3), INT, REAL, scratch(1), INT, INT)
+def conv_direct_unpack(partial, dw, group, keep, t, begin, end):  # type: ignore[no-untyped-def]
+    """Set or add to the gradients of the filters [begin, end) the sum of partial ones.
+
+    Parameters
+    ----------
+    partial : array (pieces, units * depth * unit)
+        As `conv_direct_backward_weights` leaves it; rows are added in order.
+    dw : array (filters, channels of a group, taps)
+    group : int
+    keep : real
+        Where 0, what dw holds is overwritten, else added to.
+    t : array
+        Room for one unit.
+    """
+    lanes = lanes_of(dw)
+    filters, channels, taps = dw.shape[0] // group, dw.shape[1], dw.shape[2]
+    depth = channels * taps
+    group_size = partial.shape[1] // group
+    o = begin
+    while o < end:
+        g = o // filters
+        first = (o - g * filters) // lanes * lanes  # of the block that o lies in
+        lane = o - g * filters - first
+        count = min(lanes - lane, filters - first - lane, end - o)
+        source = g * group_size + first * depth
+        for i in range(depth * lanes):
+            t[i] = partial[0, source + i]
+        for row in range(1, partial.shape[0]):
+            for i in range(depth * lanes):
+                t[i] += partial[row, source + i]
+        if taps == 1:
+            for c in range(0, channels, lanes):
+                transpose_block(
+                    dw, o * channels + c, channels, t, c * lanes + lane, lanes,
+                    min(lanes, channels - c), count, keep != 0,
+                )  # fmt: skip
+        else:
+            for c in range(channels):
+                for tap in range(0, taps, lanes):
+                    transpose_block(
+                        dw, (o * channels + c) * taps + tap, depth,
+                        t, (tap * channels + c) * lanes + lane, channels * lanes,
+                        min(lanes, taps - tap), count, keep != 0,
+                    )  # fmt: skip
+        o += count
+
+
+@kernel(array(2), array(1), INT, REAL, INT, INT)
+def conv_direct_bias(partial, db, group, keep, begin, end):  # type: ignore[no-untyped-def]
+    """Set or add to the gradients of the biases [begin, end) the sum of partial ones.
+
+    As `conv_direct_unpack`, with partial (pieces, units * unit).
+    """
+    filters = db.shape[0] // group
+    for o in range(begin, end):
+        place = o // filters * (partial.shape[1] // group) + o % filters
+        total = partial[0, place]
+        for row in range(1, partial.shape[0]):
+            total += partial[row, place]
+        db[o] = total if keep == 0 else db[o] + total

@@ -1,0 +1,433 @@
+"""Tables and sizes from which the kernels of `cgdnn.kernels.conv_direct` work.
+
+Everything follows from the shapes and the vector width, never from the caches or the cores of a
+machine: sizes of blocks decide the order of sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cgdnn import machine
+from cgdnn.kernels.conv_direct import (
+    CHUNK_PIXELS,
+    MOST_ROWS,
+    most_pixel_vectors,
+    most_scalars,
+)
+
+_INPUT_ELEMENTS = 96 << 10
+"""Re-laid values of the input: with the weights of a tile they share a second cache of 1 MiB."""
+_WEIGHT_ELEMENTS = 64 << 10
+_SEGMENT_STEPS = 256
+"""Entries of a table, at most: it stays in the first cache."""
+_GRADIENT_ELEMENTS = 160 << 10
+"""Re-laid values of the input, and as many of dy, for the weight gradient."""
+_LEAST_JOINED_FILTERS = 4
+"""From so many filters on it pays to copy rows so that vectors go on in the next one."""
+_JOINED_CHANNELS = 64
+"""Up to so many channels, the taps of a row follow each other where nothing lies between them."""
+_CYCLE = 0.265
+"""Nanoseconds of a cycle, for estimates; two products of vectors take one."""
+_RELAY, _OUTPUT = 0.25, 0.2
+"""Nanoseconds of a value that is re-laid, and of one that is transposed to the output."""
+_TOGETHER = 8
+"""Images that are re-laid at a time, at most."""
+_FLAT_COLUMNS, _FLAT_PIXELS = 14, 1024
+"""Images of 1x1 convolutions narrower than this, and not larger, count as one row."""
+
+Table = npt.NDArray[np.int64]
+
+
+def unit_filters() -> int:
+    """Return the filters of a unit where filters are in the lanes: a vector of float32."""
+    return machine.vector_bytes() // 4
+
+
+@dataclass(frozen=True)
+class Side:
+    """One spatial axis of a convolution: sizes of input and kernel, and how the kernel moves."""
+
+    size: int
+    kernel: int
+    stride: int
+    pad: int
+    dilation: int
+
+    @property
+    def output(self) -> int:
+        """Size of the output."""
+        return (self.size + 2 * self.pad - self.dilation * (self.kernel - 1) - 1) // self.stride + 1
+
+    @property
+    def span(self) -> int:
+        """Input places from the first tap to the last."""
+        return self.dilation * (self.kernel - 1) + 1
+
+
+@dataclass(frozen=True)
+class Window:
+    """A convolution of two spatial axes: channels and filters of one group, and its axes."""
+
+    group: int
+    channels: int
+    filters: int
+    rows: Side
+    columns: Side
+
+    @property
+    def taps(self) -> int:
+        """Weights of one channel of a filter."""
+        return self.rows.kernel * self.columns.kernel
+
+    @property
+    def flat(self) -> Window:
+        """The same convolution with the image as one row, where that fills tiles better."""
+        rows, columns = self.rows, self.columns
+        pixels = rows.size * columns.size
+        plain = all(s.kernel == s.stride == 1 and s.pad == 0 for s in (rows, columns))
+        if not plain or columns.size >= _FLAT_COLUMNS or pixels > _FLAT_PIXELS:
+            return self
+        one, all_of = Side(1, 1, 1, 0, 1), Side(pixels, 1, 1, 0, 1)
+        return Window(self.group, self.channels, self.filters, one, all_of)
+
+
+@dataclass(frozen=True)
+class _Taps:
+    """What the places of an output read along one axis.
+
+    Attributes
+    ----------
+    inputs, outputs : int
+        Sizes of what is read and of what is written.
+    step : int
+        Input places from one output place to the next of the same remainder.
+    meets : list of list of tuple of int
+        For each remainder of the output place, the taps that it has: their number, and the input
+        place that they meet at the first output place.
+    """
+
+    inputs: int
+    outputs: int
+    step: int
+    meets: list[list[tuple[int, int]]]
+
+    @property
+    def least(self) -> int:
+        """The first input place that a first output place reads."""
+        return min((at for taps in self.meets for _, at in taps), default=0)
+
+    @property
+    def most(self) -> int:
+        """The last one."""
+        return max((at for taps in self.meets for _, at in taps), default=0)
+
+    @property
+    def count(self) -> int:
+        """Output places of the first remainder, which has the most."""
+        return -(-self.outputs // len(self.meets))
+
+    @property
+    def inside(self) -> bool:
+        """Whether nothing outside of the input is read."""
+        return self.least >= 0 and (self.count - 1) * self.step + self.most < self.inputs
+
+
+def _forward_taps(side: Side) -> _Taps:
+    meets = [(j, j * side.dilation - side.pad) for j in range(side.kernel)]
+    return _Taps(side.size, side.output, side.stride, [meets])
+
+
+def _backward_taps(side: Side) -> _Taps:
+    meets = []
+    for remainder in range(min(side.stride, side.size)):
+        at = [(j, remainder + side.pad - j * side.dilation) for j in range(side.kernel)]
+        meets.append([(j, place // side.stride) for j, place in at if place % side.stride == 0])
+    return _Taps(side.output, side.size, 1, meets)
+
+
+@dataclass(frozen=True)
+class Stencil:
+    """How to compute one output: the arguments of the kernel, and the sizes of its arrays.
+
+    Attributes
+    ----------
+    tables : tuple of array of int64
+        ``table``, ``fields`` and ``firsts`` of `conv_direct_filters`.
+    numbers : tuple of int
+        The numbers that follow them.
+    block, most, width : int
+        Likewise, and the ``width`` of `conv_direct_pixels`.
+    relaid, chunk : int
+        Elements of the scratch arrays u and t.
+    weights : tuple of int
+        Shape of the packed weights.
+    cost : float
+        Estimated nanoseconds of one image on one core.
+    """
+
+    tables: tuple[Table, Table, Table]
+    numbers: tuple[int, ...]
+    block: int
+    most: int
+    width: int
+    relaid: int
+    chunk: int
+    weights: tuple[int, int, int]
+    cost: float
+
+
+def forward(window: Window, *, pixel_lanes: bool) -> Stencil:
+    """Return how to compute y from x."""
+    axes = _forward_taps(window.rows), _forward_taps(window.columns)
+    return _stencil(window, window.channels, window.filters, axes, pixel_lanes)
+
+
+def backward_data(window: Window, *, pixel_lanes: bool) -> Stencil:
+    """Return how to compute dx from dy.
+
+    Raises
+    ------
+    ValueError
+        `pixel_lanes` with a stride: neighbours in dx have different taps.
+    """
+    if pixel_lanes and (window.rows.stride, window.columns.stride) != (1, 1):
+        raise ValueError("pixels in the lanes need stride 1")
+    axes = _backward_taps(window.rows), _backward_taps(window.columns)
+    return _stencil(window, window.filters, window.channels, axes, pixel_lanes)
+
+
+def _stencil(
+    window: Window, channels: int, filters: int, axes: tuple[_Taps, _Taps], pixel_lanes: bool
+) -> Stencil:
+    """Return how to compute `filters` outputs from `channels` inputs of each group."""
+    rows, columns = axes
+    group, taps = window.group, window.taps
+    relays = pixel_lanes or columns.step > 1 or not (rows.inside and columns.inside)
+    row_first, row_stride, row_step = rows.least, 1, rows.step
+    span = rows.most - rows.least + 1
+    if relays and span == 1:
+        row_stride, row_step = rows.step, 1
+    # Planes hold the columns first, first + step, ... of the input.
+    starts = sorted({at for meets in columns.meets for _, at in meets} or {0})
+    width, joins = columns.count, False
+    if pixel_lanes:
+        width, joins = _row_width(columns.count, filters, len(starts), row_step)
+    if joins:
+        planes, plane_columns = starts, width
+    else:
+        planes = sorted({columns.least + (at - columns.least) % columns.step for at in starts})
+        plane_columns = columns.count + (columns.most - columns.least) // columns.step
+    row_pitch = plane_columns if relays else columns.inputs
+    segments = [s for s in range(1, channels + 1) if channels % s == 0]
+    segment = max((s for s in segments if s * taps <= _SEGMENT_STEPS), default=1)
+    lanes = unit_filters()
+    if pixel_lanes:
+        unit, most, block = _tile_rows(filters), 0, channels
+    else:
+        unit, most = lanes, _most_vectors(-(-filters // lanes), columns.count)
+        blocks = -(-channels * taps * most * lanes // _WEIGHT_ELEMENTS)
+        block = -(-(channels // segment) // blocks) * segment
+    row_size = block * row_pitch * (len(planes) if relays else 1)
+    band = max(1, min(rows.count, (_INPUT_ELEMENTS // row_size - span) // row_step + 1))
+    band = -(-rows.count // -(-rows.count // band))  # of equal height
+    height = (band - 1) * row_step + span
+    together = 1
+    if band == rows.count:
+        together = max(1, min(_TOGETHER, _INPUT_ELEMENTS // (row_size * height)))
+    channel_pitch = rows.inputs * columns.inputs
+    if relays:
+        channel_pitch = _odd_lines(together * height * row_pitch * len(planes))
+    plane_pitch = height * row_pitch
+
+    def place(row: int, column: int) -> int:
+        if not relays:
+            return row * row_pitch + column
+        plane = max(i for i, start in enumerate(planes) if (column - start) % columns.step == 0)
+        plane = planes.index(column) if joins else plane
+        index = (column - planes[plane]) // columns.step
+        return plane * plane_pitch + (row - rows.least) * row_pitch + index
+
+    steps: list[tuple[int, int]] = []
+    fields = np.zeros((len(rows.meets), len(columns.meets), 2), np.int64)
+    kernel_columns = window.columns.kernel
+    for a, row_meets in enumerate(rows.meets):
+        for b, column_meets in enumerate(columns.meets):
+            begin = len(steps)
+            steps += [
+                (c * channel_pitch + place(row, column), c * taps + q * kernel_columns + j)
+                for c in range(segment)
+                for q, row in row_meets
+                for j, column in column_meets
+            ]
+            fields[a, b] = begin, len(steps) - begin
+    table = np.ascontiguousarray(np.array(steps or [(0, 0)], np.int64).T)
+    firsts = np.array(planes, np.int64)
+    chunk = max(1, CHUNK_PIXELS // columns.outputs) if len(rows.meets) == 1 else 1
+    outputs = rows.outputs * columns.outputs
+    if pixel_lanes:
+        vectors = most_pixel_vectors()
+        tiles = -(-rows.count * width // (vectors * lanes)) * -(-filters // unit)
+        cycles = tiles * len(steps) // segment * _step_cost(unit, vectors, unit + vectors)
+        cost = _CYCLE * channels * cycles + _OUTPUT * filters * outputs
+    else:
+        remainders = (len(rows.meets), len(columns.meets))
+        cycles = 0.0
+        for a, b in np.ndindex(*remainders):
+            pixels = -(-(columns.outputs - b) // remainders[1])
+            row = fields[a, b, 1] // segment * _tiles_cost(-(-filters // lanes), most, pixels)
+            cycles += row * -(-(rows.outputs - a) // remainders[0])
+        cost = _CYCLE * channels * cycles + _OUTPUT * -(-filters // lanes) * lanes * outputs
+    if relays:
+        cost += _RELAY * channels * len(planes) * -(-rows.count // band) * height * plane_columns
+    return Stencil(
+        (table, fields, firsts),
+        (
+            *(
+                int(relays),
+                group,
+                segment,
+                columns.step,
+                plane_columns,
+                row_first,
+                row_stride,
+                row_step,
+                span,
+            ),
+            *(row_pitch, channel_pitch, band, together),
+        ),
+        block,
+        most,
+        width,
+        block * channel_pitch + 4 * lanes if relays else 1,
+        most * (chunk * columns.outputs + lanes) * lanes,
+        (group * -(-filters // unit), channels * taps, unit),
+        group * cost,
+    )
+
+
+def _row_width(pixels: int, filters: int, copies: int, row_step: int) -> tuple[int, bool]:
+    """Return as how long rows of pixels count, and whether vectors go on in the next row.
+
+    For the latter each tap of a row needs a copy of the input of its own, and the next row of the
+    output the next row of the input.
+    """
+    half = unit_filters() // 2
+    halves, whole = -(-pixels // half) * half, -(-pixels // (2 * half)) * 2 * half
+    joins = row_step == 1 and (copies == 1 or filters >= _LEAST_JOINED_FILTERS)
+    return (halves, True) if joins and halves < whole else (whole, False)
+
+
+def _odd_lines(elements: int) -> int:
+    """Return at least `elements`, an odd number of cache lines of float32.
+
+    What is read at such a distance spreads over all sets of a cache.
+    """
+    return (-(-elements // 16) | 1) * 16
+
+
+def _step_cost(scalars: int, vectors: float, loads: int) -> float:
+    """Return the cycles of a step: two products and two loads each, and a product's latency."""
+    return max(scalars * vectors / 2, loads / 2, 4.0) + 0.5
+
+
+def _most_vectors(blocks: int, pixels: int) -> int:
+    """Return how many vectors of filters tiles should have at most."""
+    return min(range(1, len(most_scalars()) + 1), key=lambda m: _tiles_cost(blocks, m, pixels))
+
+
+def _tiles_cost(blocks: int, most: int, scalars: int) -> float:
+    """Return the cycles in which some scalars meet some vectors, at most `most` in a tile."""
+    total = 0.0
+    for vectors in _shares(blocks, most):
+        for count in _shares(scalars, most_scalars()[vectors - 1]):
+            total += _step_cost(count, vectors, count + vectors)
+    return total
+
+
+def _shares(count: int, most: int) -> list[int]:
+    """Return the nearly equal parts, of at most `most`, that the kernels make of a count."""
+    parts = -(-count // most)
+    return [count * (p + 1) // parts - count * p // parts for p in range(parts)]
+
+
+def _tile_rows(filters: int) -> int:
+    """Return how many filters a tile with pixels in the lanes should have."""
+    vectors = most_pixel_vectors()
+    return min(
+        range(1, MOST_ROWS + 1),
+        key=lambda rows: -(-filters // rows) * _step_cost(rows, vectors, rows + vectors),
+    )
+
+
+@dataclass(frozen=True)
+class WeightStencil:
+    """How to compute weight gradients: arguments of `conv_direct_backward_weights` and sizes.
+
+    Attributes
+    ----------
+    firsts : array of int64
+    numbers : tuple of int
+        The numbers that follow ``firsts``.
+    relaid, vectors : int
+        Elements of the scratch arrays u and v.
+    units, depth : int
+        Units of all groups, and weights of a filter.
+    cost : float
+        Estimated nanoseconds of one image on one core.
+    """
+
+    firsts: Table
+    numbers: tuple[int, ...]
+    relaid: int
+    vectors: int
+    units: int
+    depth: int
+    cost: float
+
+
+def backward_weights(window: Window) -> WeightStencil:
+    """Return how to compute dw from x and dy."""
+    rows, columns, lanes = window.rows, window.columns, unit_filters()
+    row_stride, row_step = (rows.stride, 1) if rows.kernel == 1 else (1, rows.stride)
+    joins = window.channels <= _JOINED_CHANNELS and (columns.dilation == 1 or columns.kernel == 1)
+    pitch = window.channels if joins else _odd_lines(window.channels)
+    run = window.channels * columns.kernel if joins else window.channels
+    width = (columns.output - 1) * columns.stride + columns.span
+    blocks = -(-window.filters // lanes)
+
+    def fits(band: int, together: int) -> bool:
+        height = (band - 1) * row_step + rows.span
+        pixels = together * band * columns.output
+        return (
+            together * height * width * pitch <= _GRADIENT_ELEMENTS
+            and pixels * blocks * lanes <= _GRADIENT_ELEMENTS
+        )
+
+    band = max((r for r in range(2, rows.output + 1) if fits(r, 1)), default=1)
+    band = -(-rows.output // -(-rows.output // band))  # of equal height
+    together = 1
+    if band == rows.output:
+        together = max((n for n in range(2, _TOGETHER + 1) if fits(band, n)), default=1)
+    height = (band - 1) * row_step + rows.span
+    pixels = together * band * columns.output
+    outputs = rows.output * columns.output
+    cycles = rows.kernel * (window.channels * columns.kernel // run) * _tiles_cost(blocks, 2, run)
+    cost = _CYCLE * outputs * cycles + _OUTPUT * outputs * blocks * lanes
+    cost += _RELAY * -(-rows.output // band) * height * width * window.channels
+    return WeightStencil(
+        np.array([-columns.pad], np.int64),
+        (
+            *(window.group, lanes, rows.kernel, columns.kernel, row_stride, row_step),
+            *(rows.dilation, rows.pad, columns.stride, columns.dilation, pitch, run),
+            *(band, together),
+        ),
+        together * height * width * pitch + lanes,
+        blocks * (pixels + lanes) * lanes,
+        window.group * blocks,
+        window.channels * window.taps,
+        window.group * cost,
+    )

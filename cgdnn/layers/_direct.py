@@ -1,0 +1,200 @@
+"""The steps of a direct convolution (see `cgdnn.kernels.conv_direct`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from cgdnn.kernels import conv_direct as kernels
+from cgdnn.kernels import stencil
+from cgdnn.layers._base import (
+    BEGIN,
+    END,
+    PIECE,
+    Argument,
+    Buffer,
+    Operands,
+    Shape,
+    Step,
+    Use,
+    read,
+    read_all,
+    row,
+    rows,
+    update,
+    write,
+)
+
+_MOST_PARTIAL = 1 << 20
+"""Weights beyond which each piece of the weight gradient computes some filters from all images."""
+_PIECE_UNITS = 8
+"""Units of filters that such a piece computes at most: it re-lays the images for itself."""
+_PACK, _UNPACK = 0.3, 3.0
+"""Nanoseconds of a weight that is packed, and of one that is unpacked from some partial sums."""
+
+
+@dataclass(frozen=True)
+class Direct:
+    """A convolution of two spatial axes.
+
+    Attributes
+    ----------
+    samples : int
+    window : stencil.Window
+    bias : bool
+    pixel_lanes : bool
+        Whether pixels rather than filters are in the lanes where outputs and data gradients are
+        computed.
+    """
+
+    samples: int
+    window: stencil.Window
+    bias: bool
+    pixel_lanes: bool
+
+    def cost(self, which: str) -> float:
+        """Return the estimated nanoseconds of a pass on one core."""
+        if which == "backward_weights":
+            return self.samples * self._weights.cost
+        return self.samples * self._stencil(which).cost
+
+    def forward(self, operands: Operands) -> list[Step]:
+        """Return the step that packs the weights, and one over samples for each bottom."""
+        bias = read_all(operands.param[-1], (operands.param[-1].size,))
+        pairs = list(zip(operands.bottom, operands.top, strict=True))
+        return self._products(operands, "forward", pairs, bias, self.bias)
+
+    def backward_data(self, operands: Operands) -> list[Step]:
+        """Return the step that packs the weights, and one over samples for each diff."""
+        triples = zip(operands.top_diff, operands.bottom_diff, operands.propagate, strict=True)
+        pairs = [(dy, dx) for dy, dx, wanted in triples if wanted]
+        nothing = read_all(operands.param[0], (operands.param[0].size,))
+        return self._products(operands, "backward_data", pairs, nothing, False)
+
+    def backward_weights(self, operands: Operands) -> list[Step]:
+        """Return the steps that sum the gradients of all bottoms, one bottom after the other."""
+        by_filter = self._filters * self._weights.depth > _MOST_PARTIAL
+        steps: list[Step] = []
+        for x, dy in zip(operands.bottom, operands.top_diff, strict=True):
+            steps += (self._by_filter if by_filter else self._by_sample)(operands, x, dy)
+            steps += self._unpacking(operands, steps[-1])
+        return steps
+
+    @property
+    def _filters(self) -> int:
+        return self.window.group * self.window.filters
+
+    @cached_property
+    def _weights(self) -> stencil.WeightStencil:
+        return stencil.backward_weights(self.window)
+
+    def _stencil(self, which: str) -> stencil.Stencil:
+        describe: Callable[..., stencil.Stencil] = getattr(stencil, which)
+        return describe(self.window.flat, pixel_lanes=self.pixel_lanes)
+
+    def _views(self, window: stencil.Window) -> tuple[Shape, Shape]:
+        """Return the shapes of a bottom and a top."""
+        axes = (window.rows, window.columns)
+        inputs = (self.samples, window.group * window.channels, *(side.size for side in axes))
+        return inputs, (self.samples, self._filters, *(side.output for side in axes))
+
+    def _products(
+        self,
+        operands: Operands,
+        which: str,
+        pairs: list[tuple[Buffer, Buffer]],
+        bias: Use,
+        has_bias: bool,
+    ) -> list[Step]:
+        plan = self._stencil(which)
+        lanes = "pixels" if self.pixel_lanes else "filters"
+        packed = operands.temporary("packed", plan.weights)
+        weights = (self._filters, self.window.channels, self.window.taps)
+        units, depth, unit = plan.weights
+        transposed = int(which == "backward_data")
+        pack: list[Argument] = [read_all(operands.param[0], weights), write(packed)]
+        pack += [self.window.group, transposed, int(not self.pixel_lanes), BEGIN, END]
+        steps = [Step(kernels.conv_direct_pack, pack, units, _PACK * depth * unit)]
+        names = ("table", "fields", "firsts")
+        tables = [
+            read_all(operands.constant(f"direct.{which}.{lanes}.{name}", values))
+            for name, values in zip(names, plan.tables, strict=True)
+        ]
+        shapes = self._views(self.window.flat)
+        source, target = reversed(shapes) if transposed else shapes
+        last: list[Argument] = [operands.scratch("u", (plan.relaid,))]
+        if self.pixel_lanes:
+            last += [plan.width]
+        else:
+            last += [plan.block, plan.most, operands.scratch("t", (plan.chunk,))]
+        for x, y in pairs:
+            arrays: list[Argument] = [read(x, source), read_all(packed), bias, int(has_bias)]
+            arrays += [write(y, target), *tables, *plan.numbers, *last, BEGIN, END]
+            run = kernels.conv_direct_pixels if self.pixel_lanes else kernels.conv_direct_filters
+            steps.append(Step(run, arrays, self.samples, plan.cost))
+        return steps
+
+    def _by_sample(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
+        """Return a step over samples that writes partial gradients."""
+        plan, unit = self._weights, stencil.unit_filters()
+        sums = [
+            operands.partial("dw", (plan.units * plan.depth * unit,)),
+            operands.partial("db", (plan.units * unit,)),
+        ]
+        inputs, outputs = self._views(self.window)
+        arrays = [read(x, inputs), read(dy, outputs), *map(row, sums)]
+        numbers: list[Argument] = [PIECE, plan.units, 0, 1, BEGIN, END]
+        return [self._weights_step(operands, arrays, numbers, self.samples)]
+
+    def _by_filter(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
+        """Return a step over filters that reads all samples."""
+        plan, unit = self._weights, stencil.unit_filters()
+        together = max(n for n in range(1, _PIECE_UNITS + 1) if plan.units % n == 0)
+        sums = [
+            operands.temporary("dw", (plan.units, plan.depth * unit)),
+            operands.temporary("db", (plan.units, unit)),
+        ]
+        inputs, outputs = self._views(self.window)
+        arrays = [read_all(x, inputs), read_all(dy, outputs)]
+        arrays += [write(buffer, (1, buffer.size)) for buffer in sums]
+        numbers: list[Argument] = [0, together, BEGIN, END, 0, self.samples]
+        return [self._weights_step(operands, arrays, numbers, plan.units // together)]
+
+    def _weights_step(
+        self, operands: Operands, arrays: list[Use], numbers: list[Argument], extent: int
+    ) -> Step:
+        plan = self._weights
+        arguments: list[Argument] = [
+            *arrays,
+            int(self.bias and operands.learn[-1]),
+            read_all(operands.constant("direct.backward_weights.firsts", plan.firsts)),
+            *plan.numbers,
+            operands.scratch("u", (plan.relaid,)),
+            operands.scratch("v", (plan.vectors,)),
+            *numbers,
+        ]
+        cost = self.samples * plan.cost / extent
+        return Step(kernels.conv_direct_backward_weights, arguments, extent, cost)
+
+    def _unpacking(self, operands: Operands, step: Step) -> list[Step]:
+        """Return the steps that add up the sums which `step` writes, in the order of Caffe."""
+        plan, unit = self._weights, stencil.unit_filters()
+        sums = [use.buffer for use in step.arguments[2:4] if isinstance(use, Use)]
+        partial = [
+            rows(buffer) if buffer.kind == "partial" else read_all(buffer, (1, buffer.size))
+            for buffer in sums
+        ]
+        shapes: list[Shape] = [(self._filters, self.window.channels, self.window.taps)]
+        shapes.append((self._filters,))
+        steps = []
+        for index, diff in enumerate(operands.param_diff):
+            if operands.learn[index]:
+                arguments: list[Argument] = [partial[index], update(diff, shapes[index])]
+                arguments += [self.window.group, operands.accumulate(index)]
+                if index == 0:
+                    arguments.append(operands.scratch("t", (plan.depth * unit,)))
+                run = (kernels.conv_direct_unpack, kernels.conv_direct_bias)[index]
+                cost = _UNPACK * (plan.depth if index == 0 else 1)
+                steps.append(Step(run, [*arguments, BEGIN, END], self._filters, cost))
+        return steps

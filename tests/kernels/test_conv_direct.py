@@ -1,0 +1,194 @@
+import numpy as np
+import pytest
+
+from cgdnn.kernels import conv_direct as kernels
+from cgdnn.kernels import stencil
+from tests.reference import conv as reference
+
+# group, channels and filters of a group, images, (size, kernel, stride, pad, dilation) of both axes
+SHAPES = {
+    "point": (1, 3, 4, 2, (1, 1, 1, 0, 1), (1, 1, 1, 0, 1)),
+    "plain": (1, 3, 5, 2, (7, 3, 1, 0, 1), (9, 3, 1, 0, 1)),
+    "lenet1": (1, 1, 20, 3, (28, 5, 1, 0, 1), (28, 5, 1, 0, 1)),
+    "lenet2": (1, 20, 50, 3, (12, 5, 1, 0, 1), (12, 5, 1, 0, 1)),
+    "pad": (1, 4, 33, 2, (6, 3, 1, 1, 1), (6, 3, 1, 1, 1)),
+    "stride2": (1, 18, 34, 2, (14, 3, 2, 1, 1), (14, 3, 2, 1, 1)),
+    "stride3": (1, 3, 17, 2, (15, 3, 2, 1, 1), (17, 5, 3, 2, 1)),
+    "stride4": (1, 3, 20, 1, (27, 11, 4, 0, 1), (31, 11, 4, 2, 1)),
+    "unread_border": (1, 1, 2, 1, (1, 1, 3, 1, 1), (4, 1, 3, 1, 1)),
+    "stride_beyond": (2, 3, 2, 1, (2, 3, 4, 1, 1), (3, 2, 5, 1, 1)),
+    "unreached": (1, 1, 1, 1, (8, 1, 3, 0, 1), (8, 1, 3, 0, 1)),
+    "dilation": (1, 4, 6, 2, (12, 3, 1, 2, 2), (11, 3, 1, 3, 3)),
+    "stride_dilation": (1, 2, 3, 2, (13, 3, 2, 2, 2), (14, 2, 2, 3, 3)),
+    "group": (3, 2, 3, 2, (6, 3, 1, 1, 1), (6, 3, 1, 1, 1)),
+    "wide_group": (2, 17, 40, 2, (9, 5, 1, 2, 1), (9, 5, 1, 2, 1)),
+    "depthwise": (5, 1, 1, 2, (6, 3, 1, 1, 1), (19, 3, 1, 1, 1)),
+    "pad_beyond": (1, 2, 3, 1, (2, 3, 1, 4, 1), (3, 3, 1, 5, 1)),
+    "full_window": (1, 3, 6, 4, (7, 7, 1, 0, 1), (6, 6, 1, 0, 1)),
+    "bands": (1, 40, 5, 1, (40, 3, 1, 1, 1), (75, 3, 1, 1, 1)),
+    "channel_blocks": (1, 300, 40, 1, (5, 3, 1, 1, 1), (5, 3, 1, 1, 1)),
+    "flat": (1, 70, 40, 9, (7, 1, 1, 0, 1), (7, 1, 1, 0, 1)),
+    "point_stride": (1, 20, 40, 2, (9, 1, 2, 0, 1), (9, 1, 2, 0, 1)),
+}
+TOLERANCE = {"float32": 1e-4, "float64": 1e-11}
+
+
+class Case:
+    def __init__(self, name, dtype):
+        group, channels, filters, images, rows, columns = SHAPES[name]
+        self.window = stencil.Window(
+            group, channels, filters, stencil.Side(*rows), stencil.Side(*columns)
+        )
+        self.dtype = dtype
+        self.rows, _ = reference.row_tables([rows])
+        self.last = columns[2:]
+        rng = np.random.default_rng(len(name))
+
+        def random(*shape):
+            return rng.standard_normal(shape).astype(dtype)
+
+        self.x = random(images, group * channels, rows[0], columns[0])
+        self.w = random(group * filters, channels, rows[1], columns[1])
+        self.b = random(group * filters)
+        self.dy = random(
+            images, group * filters, self.window.rows.output, self.window.columns.output
+        )
+
+    def scratch(self, size):
+        return np.full(size, np.nan, self.dtype)
+
+    def compute(self, plan, transposed, x, shape, pixel_lanes, begin=0, end=None):
+        """Return the output of a stencil, with NaN wherever nothing was written."""
+        group, taps = self.window.group, self.window.taps
+        packed = self.scratch(plan.weights)
+        kernels.conv_direct_pack(
+            self.w.reshape(len(self.w), -1, taps),
+            *(packed, group, transposed, not pixel_lanes, 0, len(packed)),
+        )
+        y = self.scratch(shape)
+        views = [x, y]
+        if self.window.flat is not self.window:
+            views = [a.reshape(*a.shape[:2], 1, -1) for a in views]
+        arguments = [views[0], packed, self.b, not transposed, views[1], *plan.tables]
+        arguments += [*plan.numbers, self.scratch(plan.relaid)]
+        end = len(x) if end is None else end
+        if pixel_lanes:
+            kernels.conv_direct_pixels(*arguments, plan.width, begin, end)
+        else:
+            scratch = self.scratch(plan.chunk)
+            kernels.conv_direct_filters(*arguments, plan.block, plan.most, scratch, begin, end)
+        return y
+
+    def forward(self, pixel_lanes, begin=0, end=None):
+        plan = stencil.forward(self.window.flat, pixel_lanes=pixel_lanes)
+        return self.compute(plan, False, self.x, self.dy.shape, pixel_lanes, begin, end)
+
+    def backward_data(self, pixel_lanes):
+        plan = stencil.backward_data(self.window.flat, pixel_lanes=pixel_lanes)
+        return self.compute(plan, True, self.dy, self.x.shape, pixel_lanes)
+
+    def partial_weights(self, plan, pieces):
+        """Return partial gradients, pieces of images and halves of the filters on their own."""
+        unit = stencil.unit_filters()
+        dw = self.scratch((pieces, plan.units * plan.depth * unit))
+        db = self.scratch((pieces, plan.units * unit))
+        images, half = len(self.x), plan.units // 2
+        for piece in range(pieces):
+            for first, last in [(0, half), (half, plan.units)]:
+                kernels.conv_direct_backward_weights(
+                    *(self.x, self.dy, dw, db, 1, plan.firsts, *plan.numbers),
+                    *(self.scratch(plan.relaid), self.scratch(plan.vectors), piece, 1),
+                    *(first, last, images * piece // pieces, images * (piece + 1) // pieces),
+                )
+        return dw, db
+
+    def near(self, got, want):
+        atol = TOLERANCE[self.dtype] * max(1, np.abs(want).max())
+        np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+
+
+@pytest.fixture(params=["float32", "float64"])
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture(params=SHAPES)
+def case(request, dtype):
+    return Case(request.param, dtype)
+
+
+@pytest.mark.parametrize("pixel_lanes", [False, True])
+def test_forward(case, pixel_lanes):
+    want = np.empty(case.dy.shape)
+    reference.forward(case.x, case.w, case.b, want, case.rows, *case.last)
+    case.near(case.forward(pixel_lanes), want)
+
+
+@pytest.mark.parametrize("pixel_lanes", [False, True])
+def test_backward_data(case, pixel_lanes):
+    if pixel_lanes and (case.window.rows.stride, case.window.columns.stride) != (1, 1):
+        with pytest.raises(ValueError, match="stride 1"):
+            case.backward_data(pixel_lanes)
+        return
+    want = np.empty(case.x.shape)
+    reference.backward_data(case.dy, case.w, want, case.rows, *case.last)
+    case.near(case.backward_data(pixel_lanes), want)
+
+
+@pytest.mark.parametrize("keep", [0.0, 1.0])
+def test_backward_weights(case, keep):
+    plan = stencil.backward_weights(case.window)
+    partial = case.partial_weights(plan, min(2, len(case.x)))
+    start = 0.5 if keep else np.nan
+    dw = np.full((len(case.w), case.w.shape[1], case.window.taps), start, case.dtype)
+    db = np.full(len(case.b), start, case.dtype)
+    t = case.scratch(plan.depth * stencil.unit_filters())
+    for o in range(0, len(dw), 3):
+        end = min(o + 3, len(dw))
+        kernels.conv_direct_unpack(partial[0], dw, case.window.group, keep, t, o, end)
+        kernels.conv_direct_bias(partial[1], db, case.window.group, keep, o, end)
+    want_w, want_b = np.full(case.w.shape, keep / 2), np.full(len(db), keep / 2)
+    reference.backward_weights(case.x, case.dy, want_w, want_b, case.rows, *case.last)
+    case.near(dw.reshape(want_w.shape), want_w)
+    case.near(db, want_b)
+
+
+@pytest.mark.parametrize("pixel_lanes", [False, True])
+def test_a_piece_writes_its_images_only(dtype, pixel_lanes):
+    case = Case("lenet2", dtype)
+    y = case.forward(pixel_lanes, 1, 2)
+    assert np.isnan(y[[0, 2]]).all()
+    np.testing.assert_array_equal(y[1], case.forward(pixel_lanes)[1])
+
+
+@pytest.mark.parametrize("pixel_lanes", [False, True])
+def test_nan_reaches_exactly_what_depends_on_it(dtype, pixel_lanes):
+    case = Case("pad", dtype)
+    case.x[1, 2, 0, 0] = np.nan
+    y = case.forward(pixel_lanes)
+    hit = np.zeros((6, 6), bool)
+    hit[:2, :2] = True
+    assert not np.isnan(y[0]).any()
+    np.testing.assert_array_equal(np.isnan(y[1]), np.broadcast_to(hit, y[1].shape))
+
+
+def test_nan_in_dy_reaches_its_filter_only(dtype):
+    case = Case("pad", dtype)
+    case.dy[1, 4, 3, 2] = np.nan
+    plan = stencil.backward_weights(case.window)
+    dw, db = case.partial_weights(plan, 1)
+    unit = stencil.unit_filters()
+    lanes = unit * 4 // case.x.itemsize
+    filters = np.isnan(dw.reshape(-1, plan.depth, lanes)).all(axis=1).ravel()
+    np.testing.assert_array_equal(np.flatnonzero(filters), [4])
+    np.testing.assert_array_equal(np.flatnonzero(np.isnan(db)), [4])
+    assert np.isnan(case.backward_data(False)[1, :, 2:5, 1:4]).all()
+
+
+def test_images_of_pointwise_windows_are_one_row_where_they_are_narrow():
+    point = stencil.Side(7, 1, 1, 0, 1)
+    flat = stencil.Window(1, 8, 8, point, point).flat
+    assert (flat.rows.size, flat.columns.size) == (1, 49)
+    for other in (stencil.Side(7, 1, 2, 0, 1), stencil.Side(7, 1, 1, 1, 1)):
+        window = stencil.Window(1, 8, 8, point, other)
+        assert window.flat is window
