@@ -78,11 +78,12 @@ class Window:
 
     Attributes
     ----------
-    channels, filters : int
+    images, channels, filters : int
     size, output, kernel, stride, pad : tuple of int
         Of an input image, an output image, and the window.
     """
 
+    images: int
     channels: int
     filters: int
     size: tuple[int, int]
@@ -120,11 +121,20 @@ class Window:
         """Columns of a padded image."""
         return self.size[1] + 2 * self.pad[1]
 
-    def weights_band(self) -> int:
-        """Return how many output rows backward_weights takes at a time."""
+    def weights_band(self) -> tuple[int, int]:
+        """Return how many output rows of how many images backward_weights takes at a time.
+
+        All rows, where it is more than one image.
+        """
         pitch = self.channels if self.packs else _lanes()
-        rows = _NEAR_BYTES // (4 * pitch * self._line)
-        return self._band((rows - self.kernel[0]) // self.stride[0] + 1)
+        most = _NEAR_BYTES // (4 * pitch * self._line)
+        band = self._band((most - self.kernel[0]) // self.stride[0] + 1)
+        images = most // self._band_rows(band) if band == self.output[0] else 1
+        return band, max(n for n in range(1, max(1, images) + 1) if self.images % n == 0)
+
+    def _band_rows(self, band: int) -> int:
+        """Return the input rows that `band` output rows read."""
+        return (band - 1) * self.stride[0] + self.kernel[0]
 
     def data_band(self) -> int:
         """Return how many output rows backward_data takes at a time."""
@@ -137,18 +147,23 @@ class Window:
         bands = -(-self.output[0] // max(1, most))
         return -(-self.output[0] // bands)
 
-    def weights_scratch(self) -> list[tuple[int, str]]:
-        """Return length and type of the scratch arrays of backward_weights, in order."""
-        band = self.weights_band()
-        rows = (band - 1) * self.stride[0] + self.kernel[0]
+    def weights_scratch(self, filters: int) -> list[tuple[int, str]]:
+        """Return length and type of the scratch arrays of backward_weights, in order.
+
+        Parameters
+        ----------
+        filters : int
+            The most filters of a piece.
+        """
+        band, images = self.weights_band()
         pitch = self.channels if self.packs else self._blocks * _lanes()
-        pixels = band * self.output[1]
+        pixels = images * band * self.output[1]
         return [
-            (rows * self._line * pitch + _lanes() ** 2, "real"),
-            (self.filters * pixels + _lanes(), "real"),
-            (self.filters * pixels + _lanes(), "int32"),
+            (images * self._band_rows(band) * self._line * pitch + _lanes() ** 2, "real"),
+            (filters * pixels + _lanes(), "real"),
+            (filters * pixels + _lanes(), "int32"),
             (pixels + _lanes(), "int32"),
-            (self.filters + 1 + self._offsets(), "int64"),
+            (filters + 1 + self._offsets(), "int64"),
         ]
 
     def data_scratch(self) -> list[tuple[int, str]]:
@@ -209,11 +224,24 @@ def _compressed(e, vector, mask):  # type: ignore[no-untyped-def]
 
 @emitted
 def _list_planes(  # type: ignore[no-untyped-def]
-    e, values, places, starts, dy, dy_start, plane, planes, positions, count
+    e,
+    values,
+    places,
+    starts,
+    dy,
+    dy_start,
+    plane,
+    planes,
+    image,
+    images,
+    positions,
+    position_row,
+    count,
 ):
-    """List the non-zeros of the first `count` elements of each plane of dy.
+    """List the non-zeros of the first `count` elements of each plane of dy, in several images.
 
-    The list of plane p is [starts[p], starts[p + 1]); the place of element i is positions[i].
+    The list of plane p is [starts[p], starts[p + 1]); the place of element j of image i is
+    positions[i * position_row + j].
     """
     build = e.builder
     dy = e.at(dy, dy_start)
@@ -223,19 +251,21 @@ def _list_planes(  # type: ignore[no-untyped-def]
     mask = e.first_lanes(tail)
     cursor = e.variable(e.integer(0))
 
-    def append(source, at, mask):  # type: ignore[no-untyped-def]
+    def append(source, table, at, mask):  # type: ignore[no-untyped-def]
         kind = ir.VectorType(_I32, e.lanes)
-        place = build.load(build.bitcast(e.at(positions, at), kind.as_pointer()))
+        place = build.load(build.bitcast(e.at(table, at), kind.as_pointer()))
         place.align = 4
         _append(e, (values, places), cursor, e.load(e.at(source, at), mask), place)
 
     with e.loop(planes) as p:
         build.store(build.load(cursor), e.at(starts, p.index))
-        source = e.at(dy, build.mul(p.index, plane))
-        with e.loop(whole) as v:
-            append(source, build.mul(v.index, e.integer(e.lanes)), None)
-        with build.if_then(build.icmp_signed(">", tail, e.integer(0))):
-            append(source, done, mask)
+        with e.loop(images) as i:
+            source = e.at(dy, build.mul(p.index, plane), build.mul(i.index, image))
+            table = e.at(positions, build.mul(i.index, position_row))
+            with e.loop(whole) as v:
+                append(source, table, build.mul(v.index, e.integer(e.lanes)), None)
+            with build.if_then(build.icmp_signed(">", tail, e.integer(0))):
+                append(source, table, done, mask)
     build.store(build.load(cursor), e.at(starts, planes))
 
 
@@ -361,34 +391,46 @@ def _set_offsets(offsets, first, blocks, rows, plane, line):  # type: ignore[no-
 
 
 @device
-def _lay_image(  # type: ignore[no-untyped-def]
-    x, n, image, blocks, pitch, plane, line, first, rows, pad_w
+def _lay_images(  # type: ignore[no-untyped-def]
+    x, n, images, image, blocks, pitch, plane, line, first, rows, pad_w
 ):
-    """Lay `rows` rows of image n, the first of which may be outside of it, in blocks of channels.
+    """Lay some rows of some images, the first row of which may be outside, in channel blocks.
 
-    From low to high addresses, since what is behind a row may be overwritten with zeros; so the
-    columns of the padding stay 0.
+    Block b of image i begins at ``b * plane + i * rows * line``. From low to high addresses, since
+    what is behind a row may be overwritten with zeros; so the columns of the padding stay 0.
     """
     lanes = lanes_of(x)
     channels, height, width = x.shape[1], x.shape[2], x.shape[3]
     for b in range(blocks):
-        for r in range(rows):
-            h = first + r
-            place = b * plane + r * line
+        for i in range(images * rows):
+            h = first + i % rows
+            place = b * plane + i * line
             if h < 0 or h >= height:
                 fill_zero(image, place, (line + lanes - 1) // lanes)
-            elif pitch == lanes:
-                source = ((n * channels + b * lanes) * height + h) * width
-                to_lanes(
-                    x, source, height * width, min(lanes, channels - b * lanes),
-                    image, place + pad_w * lanes, width,
-                )
-            else:
-                for c in range(0, channels, lanes):
-                    source = ((n * channels + c) * height + h) * width
+                continue
+            for c in range(b * pitch, min((b + 1) * pitch, channels), lanes):
+                source = (((n + i // rows) * channels + c) * height + h) * width
+                target = place + pad_w * pitch + c - b * pitch
+                if pitch == lanes:
+                    to_lanes(
+                        x,
+                        source,
+                        height * width,
+                        min(lanes, channels - c),
+                        image,
+                        target,
+                        width,
+                    )
+                else:
                     to_pixels(
-                        x, source, height * width, min(lanes, channels - c),
-                        image, place + pad_w * pitch + c, pitch, width,
+                        x,
+                        source,
+                        height * width,
+                        min(lanes, channels - c),
+                        image,
+                        target,
+                        pitch,
+                        width,
                     )
 
 
@@ -397,7 +439,9 @@ _GEOMETRY = (INT, INT, INT, INT, INT, INT)  # rows of the window, strides, paddi
 
 @cache
 def conv_backward_weights_sparse(columns: int, packs: bool) -> Kernel:
-    """Return the kernel that sums the weight gradients of the images [begin, end).
+    """Return the kernel that sums the weight gradients of some filters from some images.
+
+    Filters are [o_begin, o_end) in units of `unit`, images [begin, end) in units of `images`.
 
     Parameters of the kernel, after those of `Window`, whose scratch comes last:
 
@@ -436,64 +480,133 @@ def conv_backward_weights_sparse(columns: int, packs: bool) -> Kernel:
         with e.cases(number, _most_rows(vectors_of(e))) as each:
             for case in each:
                 _emit_gather(
-                    e, case + 1, vectors_of(e), image, offsets, dw, dw_row, filters, values,
-                    places, starts,
+                    e,
+                    case + 1,
+                    vectors_of(e),
+                    image,
+                    offsets,
+                    dw,
+                    dw_row,
+                    filters,
+                    values,
+                    places,
+                    starts,
                 )
 
     def function(  # type: ignore[no-untyped-def]
-        x, dy, dw, db, has_bias, window_rows, stride_h, stride_w, pad_h, pad_w, band,
-        image, values, places, positions, starts, piece, begin, end,
+        x,
+        dy,
+        dw,
+        db,
+        has_bias,
+        window_rows,
+        stride_h,
+        stride_w,
+        pad_h,
+        pad_w,
+        band,
+        images,
+        image,
+        values,
+        places,
+        positions,
+        starts,
+        piece,
+        unit,
+        o_begin,
+        o_end,
+        begin,
+        end,
     ):
         lanes = lanes_of(x)
         channels, filters = x.shape[1], dy.shape[1]
         height, width = dy.shape[2], dy.shape[3]
+        pixels = height * width
         pitch = channels if packs else lanes
         blocks = 1 if packs else (channels + lanes - 1) // lanes
         line = (x.shape[3] + 2 * pad_w) * pitch
-        plane = ((band - 1) * stride_h + window_rows) * line
-        dw_row = dw.shape[1] // filters
-        for i in range(band):
-            for j in range(width):
-                positions[i * width + j] = i * stride_h * line + j * stride_w * pitch
-        offsets = filters + 1
+        band_rows = (band - 1) * stride_h + window_rows
+        plane = images * band_rows * line
+        for i in range(images):
+            for r in range(band):
+                for j in range(width):
+                    place = (i * band_rows + r * stride_h) * line + j * stride_w * pitch
+                    positions[(i * band + r) * width + j] = place
+        o_first, count = o_begin * unit, (o_end - o_begin) * unit
+        offsets = count + 1
         _set_offsets(starts, offsets, blocks, window_rows, plane, line)
         fill_zero(image, 0, (blocks * plane + lanes - 1) // lanes)
-        for i in range(dw.shape[1]):
-            dw[piece, i] = 0
+        dw_row = dw.shape[1] // filters
+        dw_start = piece * dw.shape[1] + o_first * dw_row
+        fill_zero(dw, dw_start, count * dw_row // lanes)
         if has_bias:
-            for o in range(filters):
+            for o in range(o_first, o_first + count):
                 db[piece, o] = 0
-                for n in range(begin, end):
-                    add_sum(
-                        db, piece * filters + o, dy, (n * filters + o) * height * width,
-                        height * width,
-                    )
+                for n in range(begin * images, end * images):
+                    add_sum(db, piece * filters + o, dy, (n * filters + o) * pixels, pixels)
         rows = blocks * window_rows
         tiles = (rows + most_rows(x) - 1) // most_rows(x)
-        for n in range(begin, end):
+        for n in range(begin * images, end * images, images):
             for top in range(0, height, band):
                 tall = min(band, height - top)
-                _lay_image(
-                    x, n, image, blocks, pitch, plane, line, top * stride_h - pad_h,
-                    (tall - 1) * stride_h + window_rows, pad_w,
+                _lay_images(
+                    x,
+                    n,
+                    images,
+                    image,
+                    blocks,
+                    pitch,
+                    plane,
+                    line,
+                    top * stride_h - pad_h,
+                    (tall - 1) * stride_h + window_rows,
+                    pad_w,
                 )
                 _list_planes(
-                    values, places, starts, dy, (n * filters * height + top) * width,
-                    height * width, filters, positions, tall * width,
+                    values,
+                    places,
+                    starts,
+                    dy,
+                    ((n * filters + o_first) * height + top) * width,
+                    pixels,
+                    count,
+                    filters * pixels,
+                    images,
+                    positions,
+                    band * width,
+                    tall * width,
                 )
                 for tile in range(tiles):
                     first = rows * tile // tiles
-                    count = rows * (tile + 1) // tiles - first
                     gather(
-                        image, starts, offsets + first, count,
-                        dw, piece * dw.shape[1] + first * vectors(x) * lanes, dw_row, filters,
-                        values, places, starts,
+                        image,
+                        starts,
+                        offsets + first,
+                        rows * (tile + 1) // tiles - first,
+                        dw,
+                        dw_start + first * vectors(x) * lanes,
+                        dw_row,
+                        count,
+                        values,
+                        places,
+                        starts,
                     )
 
     function.__name__ = f"conv_backward_weights_sparse_{'run' if packs else ''}{columns}"
     return kernel(
-        array(4), array(4), array(2), array(2), INT, *_GEOMETRY, scratch(1), scratch(1),
-        scratch(1, "int32"), scratch(1, "int32"), scratch(1, "int64"), INT, INT, INT,
+        array(4),
+        array(4),
+        array(2),
+        array(2),
+        INT,
+        *_GEOMETRY,
+        INT,
+        scratch(1),
+        scratch(1),
+        scratch(1, "int32"),
+        scratch(1, "int32"),
+        scratch(1, "int64"),
+        *[INT] * 6,
     )(function)
 
 
@@ -517,20 +630,60 @@ def conv_backward_data_sparse(columns: int) -> Kernel:
 
     @emitted
     def scatter(  # type: ignore[no-untyped-def]
-        e, image, line, offsets, first, rows, w, w_start, values, places, starts, starts_at,
-        height, width, down, across,
+        e,
+        image,
+        line,
+        offsets,
+        first,
+        rows,
+        w,
+        w_start,
+        values,
+        places,
+        starts,
+        starts_at,
+        height,
+        width,
+        down,
+        across,
     ):
         offsets, w, starts = e.at(offsets, first), e.at(w, w_start), e.at(starts, starts_at)
         with e.cases(e.builder.sub(rows, e.integer(1)), most_rows) as each:
             for case in each:
                 _emit_scatter(
-                    e, case + 1, columns, image, line, offsets, w, values, places, starts,
-                    height, width, down, across,
+                    e,
+                    case + 1,
+                    columns,
+                    image,
+                    line,
+                    offsets,
+                    w,
+                    values,
+                    places,
+                    starts,
+                    height,
+                    width,
+                    down,
+                    across,
                 )
 
     def function(  # type: ignore[no-untyped-def]
-        dy, w, dx, window_rows, stride_h, stride_w, pad_h, pad_w, band,
-        image, values, places, turned, starts, begin, end,
+        dy,
+        w,
+        dx,
+        window_rows,
+        stride_h,
+        stride_w,
+        pad_h,
+        pad_w,
+        band,
+        image,
+        values,
+        places,
+        turned,
+        starts,
+        begin,
+        end,
     ):
         lanes = lanes_of(dx)
         channels, filters = dx.shape[1], dy.shape[1]
@@ -551,19 +704,38 @@ def conv_backward_data_sparse(columns: int) -> Kernel:
                 starts[0] = 0
                 for o in range(0, filters, _PANEL):
                     _list_pixels(
-                        values, places, starts, o // _PANEL * pixels,
-                        dy, ((n * filters + o) * height + top) * width, height * width,
-                        min(_PANEL, filters - o), turned, pixels, w.shape[1],
+                        values,
+                        places,
+                        starts,
+                        o // _PANEL * pixels,
+                        dy,
+                        ((n * filters + o) * height + top) * width,
+                        height * width,
+                        min(_PANEL, filters - o),
+                        turned,
+                        pixels,
+                        w.shape[1],
                     )
                 for tile in range(tiles):
                     first = rows * tile // tiles
                     count = rows * (tile + 1) // tiles - first
                     for o in range(0, filters, _PANEL):
                         scatter(
-                            image, line, starts, offsets + first, count,
-                            w, o * w.shape[1] + first * columns * lanes,
-                            values, places, starts, o // _PANEL * pixels,
-                            tall, width, stride_h, stride_w,
+                            image,
+                            line,
+                            starts,
+                            offsets + first,
+                            count,
+                            w,
+                            o * w.shape[1] + first * columns * lanes,
+                            values,
+                            places,
+                            starts,
+                            o // _PANEL * pixels,
+                            tall,
+                            width,
+                            stride_h,
+                            stride_w,
                         )
                 last = top + band >= height
                 done = dx.shape[2] + 2 * pad_h - top * stride_h if last else band * stride_h
@@ -572,10 +744,14 @@ def conv_backward_data_sparse(columns: int) -> Kernel:
                     if 0 <= h < dx.shape[2]:
                         for c in range(0, channels, lanes):
                             from_lanes(
-                                image, c // lanes * plane + r * line + pad_w * lanes,
-                                dx, ((n * channels + c) * dx.shape[2] + h) * dx.shape[3],
-                                dx.shape[2] * dx.shape[3], min(lanes, channels - c),
-                                dx.shape[3], 0,
+                                image,
+                                c // lanes * plane + r * line + pad_w * lanes,
+                                dx,
+                                ((n * channels + c) * dx.shape[2] + h) * dx.shape[3],
+                                dx.shape[2] * dx.shape[3],
+                                min(lanes, channels - c),
+                                dx.shape[3],
+                                0,
                             )
                 if not last:  # the rows that the next band adds to become its first
                     kept = (band_rows - done) * line
@@ -586,8 +762,17 @@ def conv_backward_data_sparse(columns: int) -> Kernel:
 
     function.__name__ = f"conv_backward_data_sparse_{columns}"
     return kernel(
-        array(4), array(2), array(4), *_GEOMETRY, scratch(1), scratch(1), scratch(1, "int32"),
-        scratch(1), scratch(1, "int64"), INT, INT,
+        array(4),
+        array(2),
+        array(4),
+        *_GEOMETRY,
+        scratch(1),
+        scratch(1),
+        scratch(1, "int32"),
+        scratch(1),
+        scratch(1, "int64"),
+        INT,
+        INT,
     )(function)
 
 
@@ -637,11 +822,14 @@ def conv_sparse_sum_weights(  # type: ignore[no-untyped-def]
     run = (columns * pitch + lanes - 1) // lanes * lanes
     size = partial.shape[1] // dw.shape[0]
     for o in range(begin, end):
-        for i in range(size):
-            total[i] = partial[0, o * size + i]
+        # Views from 0 on: LLVM makes vectors of what cannot be a negative index.
+        sums, part = total[:size], partial[0, o * size : (o + 1) * size]
+        for i in range(len(sums)):
+            sums[i] = part[i]
         for piece in range(1, partial.shape[0]):
-            for i in range(size):
-                total[i] += partial[piece, o * size + i]
+            part = partial[piece, o * size : (o + 1) * size]
+            for i in range(len(sums)):
+                sums[i] += part[i]
         for c in range(channels):
             b = c // pitch
             for q in range(rows):

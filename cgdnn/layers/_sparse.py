@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 from cgdnn.kernels import conv_sparse as kernels
 from cgdnn.kernels.reduce import reduce_rows
@@ -28,6 +28,11 @@ _FLOP, _ELEMENT, _WEIGHT = 0.005, 0.1, 1.0
 """Nanoseconds of a flop, of looking at an element of dy, and of re-laying a weight."""
 _SHARE = 0.2
 """Share of non-zeros that costs are estimated for: how passes are cut must not depend on values."""
+_MOST_PARTIAL = 1 << 18
+"""Weights beyond which each piece of the weight gradient computes some filters from all images,
+rather than all filters from some images: partial gradients would not stay in a near cache."""
+_FILTERS = 32
+"""Filters that such a piece computes at least: each piece re-lays all images."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +41,10 @@ class Sparse:
 
     Attributes
     ----------
-    images : int
     window : Window
     bias : bool
     """
 
-    images: int
     window: kernels.Window
     bias: bool
 
@@ -68,7 +71,7 @@ class Sparse:
                     BEGIN,
                     END,
                 ],
-                self.images,
+                self.window.images,
                 self._cost,
             )
             for dy, dx, wanted in zip(
@@ -80,66 +83,90 @@ class Sparse:
 
     def backward_weights(self, operands: Operands) -> list[Step]:
         """Return the steps that sum the gradients of all bottoms, one bottom after the other."""
+        by_filter = self.window.filters * self.window.weights_row > _MOST_PARTIAL
         steps: list[Step] = []
         for x, dy in zip(operands.bottom, operands.top_diff, strict=True):
-            steps += self._sum_weights(operands, x, dy)
+            steps += (self._by_filter if by_filter else self._by_sample)(operands, x, dy)
         return steps
 
-    def _sum_weights(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
+    def _by_sample(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
         """Return a step over samples that writes partial gradients, and the steps that add them."""
-        window, filters = self.window, self.window.filters
-        columns = window.kernel[1] * (window.channels if window.packs else 1)
-        dw = operands.partial("dw", (filters * window.weights_row,))
+        filters, (_, together) = self.window.filters, self.window.weights_band()
+        dw = operands.partial("dw", (filters * self.window.weights_row,))
         db = operands.partial("db", (filters,))
-        has_bias = self.bias and operands.learn[1]
-        steps = [
-            Step(
-                kernels.conv_backward_weights_sparse(columns, window.packs),
-                [
-                    read(x, self._bottom),
-                    read(dy, self._top),
-                    row(dw),
-                    row(db),
-                    int(has_bias),
-                    *self._geometry(window.weights_band()),
-                    *_scratch(operands, window.weights_scratch()),
-                    PIECE,
-                    BEGIN,
-                    END,
-                ],
-                self.images,
-                self._cost,
-            )
+        arrays = [read(x, self._bottom), read(dy, self._top), row(dw), row(db)]
+        numbers: list[Argument] = [PIECE, filters, 0, 1, BEGIN, END]
+        return [
+            self._weights_step(operands, arrays, filters, numbers, self.window.images // together),
+            *self._sum_steps(operands, rows(dw), rows(db)),
         ]
+
+    def _by_filter(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
+        """Return a step over filters that reads all samples, and the steps that re-lay its sums."""
+        filters, (_, together) = self.window.filters, self.window.weights_band()
+        unit = gcd(filters, _FILTERS)
+        size = filters * self.window.weights_row
+        dw = operands.temporary("dw", (1, size))
+        db = operands.temporary("db", (1, filters))
+        arrays = [read_all(x, self._bottom), read_all(dy, self._top), write(dw), write(db)]
+        numbers: list[Argument] = [0, unit, BEGIN, END, 0, self.window.images // together]
+        return [
+            self._weights_step(operands, arrays, filters, numbers, filters // unit),
+            *self._sum_steps(operands, read_all(dw), read_all(db)),
+        ]
+
+    def _weights_step(
+        self,
+        operands: Operands,
+        arrays: list[Use],
+        filters: int,
+        numbers: list[Argument],
+        extent: int,
+    ) -> Step:
+        """Return the step that sums gradients in the kernel's order."""
+        window = self.window
+        columns = window.kernel[1] * (window.channels if window.packs else 1)
+        return Step(
+            kernels.conv_backward_weights_sparse(columns, window.packs),
+            [
+                *arrays,
+                int(self.bias and operands.learn[1]),
+                *self._geometry(*window.weights_band()),
+                *_scratch(operands, window.weights_scratch(filters)),
+                *numbers,
+            ],
+            extent,
+            self._cost * window.images / extent,
+        )
+
+    def _sum_steps(self, operands: Operands, dw: Use, db: Use) -> list[Step]:
+        """Return the steps that set the gradients to the sums of rows."""
+        window, diffs = self.window, operands.param_diff
+        shape = (window.filters, window.channels, *window.kernel)
+        steps = []
         if operands.learn[0]:
+            total = operands.scratch("total", (window.weights_row,))
+            weights: list[Argument] = [dw, update(diffs[0], shape), int(window.packs), total]
             steps.append(
                 Step(
                     kernels.conv_sparse_sum_weights,
-                    [
-                        rows(dw),
-                        update(operands.param_diff[0], (filters, window.channels, *window.kernel)),
-                        int(window.packs),
-                        operands.scratch("total", (window.weights_row,)),
-                        operands.accumulate(0),
-                        BEGIN,
-                        END,
-                    ],
-                    filters,
+                    [*weights, operands.accumulate(0), BEGIN, END],
+                    window.filters,
                     _WEIGHT * window.weights_row,
                 )
             )
-        if has_bias:
-            target: list[Argument] = [update(operands.param_diff[1]), operands.accumulate(1)]
-            steps.append(Step(reduce_rows, [rows(db), *target, BEGIN, END], filters, 2.0))
+        if self.bias and operands.learn[1]:
+            bias: list[Argument] = [db, update(diffs[1]), operands.accumulate(1)]
+            steps.append(Step(reduce_rows, [*bias, BEGIN, END], window.filters, 2.0))
         return steps
 
     @property
     def _bottom(self) -> tuple[int, ...]:
-        return (self.images, self.window.channels, *self.window.size)
+        return (self.window.images, self.window.channels, *self.window.size)
 
     @property
     def _top(self) -> tuple[int, ...]:
-        return (self.images, self.window.filters, *self.window.output)
+        return (self.window.images, self.window.filters, *self.window.output)
 
     @property
     def _cost(self) -> float:
@@ -149,9 +176,9 @@ class Sparse:
         each = _ELEMENT + _SHARE * _FLOP * flops
         return each * window.filters * prod(window.output)
 
-    def _geometry(self, band: int) -> tuple[int, ...]:
+    def _geometry(self, *band: int) -> tuple[int, ...]:
         """Return the numbers that both kernels get."""
-        return (self.window.kernel[0], *self.window.stride, *self.window.pad, band)
+        return (self.window.kernel[0], *self.window.stride, *self.window.pad, *band)
 
 
 def _scratch(operands: Operands, sizes: list[tuple[int, str]]) -> list[Use]:

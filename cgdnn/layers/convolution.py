@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cgdnn.kernels import conv_unfold as kernels
+from cgdnn.kernels import stencil
 from cgdnn.kernels.conv_sparse import Window, most_sums
 from cgdnn.kernels.reduce import reduce_rows
 from cgdnn.kernels.winograd_points import TAPS
@@ -37,10 +38,13 @@ from cgdnn.layers._base import (
     update,
     write,
 )
+from cgdnn.layers._direct import Direct
 from cgdnn.layers._sparse import Sparse
 from cgdnn.layers._winograd import Winograd
 
 _FLOP_NANOSECONDS = 0.006
+_UNFOLD_FLOP, _UNFOLD_ELEMENT = 0.0048, 0.1
+"""Nanoseconds of a flop of unfolding's products, and of an element of the unfolded input."""
 _LEAST_ZEROS = {"backward_weights": 0.87, "backward_data": 0.94}
 """Share of zeros in dy from which skipping them beats Winograd's algorithm."""
 _LEAST_ZEROS_EXACT = 0.65
@@ -254,7 +258,7 @@ class Convolution(Layer):
         return 2 * _FLOP_NANOSECONDS * prod(self._top_view[1:]) * prod(self._weight_view[1:])
 
     def candidates(self, which: str) -> list[Candidate]:
-        """Return the kernels that skip zeros, Winograd's algorithm, then unfolding and products."""
+        """Return kernels that skip zeros, Winograd's, direct ones, then unfolding and products."""
         sparse = Candidate(
             "sparse",
             lambda layer, operands: getattr(self._sparse(), which)(operands),
@@ -266,6 +270,7 @@ class Convolution(Layer):
                 lambda layer, operands: getattr(self._winograd(), which)(operands),
                 lambda layer: self._refuse_winograd(which),
             ),
+            *self._direct_candidates(which),
             Candidate(
                 _parallel_gemm.NAME,
                 lambda layer, operands: getattr(self._parallel_gemm(), which)(operands),
@@ -278,6 +283,7 @@ class Convolution(Layer):
     def _sparse(self) -> Sparse:
         rows, columns = self._axes
         window = Window(
+            images=self._samples,
             channels=self._channels,
             filters=self.node.param.convolution_param.num_output,
             size=(rows.size, columns.size),
@@ -286,7 +292,7 @@ class Convolution(Layer):
             stride=(rows.stride, columns.stride),
             pad=(rows.pad, columns.pad),
         )
-        return Sparse(self._samples, window, self.node.param.convolution_param.bias_term)
+        return Sparse(window, self.node.param.convolution_param.bias_term)
 
     def _refuse_sparse(self, which: str) -> str | None:
         if len(self._axes) != 2 or any(axis.dilation != 1 for axis in self._axes):
@@ -315,6 +321,52 @@ class Convolution(Layer):
         transformed, plain = self._winograd().cost(which), self._sample_cost * self._samples
         if transformed >= plain:
             return f"would take {transformed / plain:.1f} times as long as unfolding"
+        return None
+
+    def _direct(self, pixel_lanes: bool) -> Direct:
+        sides = [
+            stencil.Side(axis.size, axis.kernel, axis.stride, axis.pad, axis.dilation)
+            for axis in self._axes
+        ]
+        rows, columns = [stencil.Side(1, 1, 1, 0, 1)] * (2 - len(sides)) + sides
+        param = self.node.param.convolution_param
+        channels, filters = self._weight_view[1], self._weight_view[0] // param.group
+        window = stencil.Window(param.group, channels, filters, rows, columns)
+        return Direct(self._samples, window, param.bias_term, pixel_lanes)
+
+    def _direct_candidates(self, which: str) -> list[Candidate]:
+        """Return the direct kernels, the ones that should be faster first."""
+        lanes = [False] if which == "backward_weights" else [False, True]
+        if all(self._serves_direct(which, pixels) is None for pixels in lanes):
+            lanes.sort(key=lambda pixels: self._direct(pixels).cost(which))
+        return [
+            Candidate(
+                "direct_pixels" if pixels else "direct",
+                lambda layer, operands, pixels=pixels: getattr(self._direct(pixels), which)(
+                    operands
+                ),
+                lambda layer, pixels=pixels: self._refuse_direct(which, pixels),
+            )
+            for pixels in lanes
+        ]
+
+    def _serves_direct(self, which: str, pixel_lanes: bool) -> str | None:
+        if len(self._axes) > 2:
+            return "serves up to two spatial axes"
+        if pixel_lanes and which == "backward_data" and any(a.stride > 1 for a in self._axes):
+            return "serves stride 1, where neighbours have the same taps"
+        return None
+
+    def _refuse_direct(self, which: str, pixel_lanes: bool) -> str | None:
+        reason = self._serves_direct(which, pixel_lanes)
+        if reason is not None:
+            return reason
+        taps, pixels = prod(self._weight_view[2:]), prod(self._top_view[2:])
+        flops = 2 * prod(self._top_view[1:]) * prod(self._weight_view[1:])
+        unfold = _UNFOLD_FLOP * flops + _UNFOLD_ELEMENT * self._channels * taps * pixels
+        share = self._direct(pixel_lanes).cost(which) / (self._samples * unfold)
+        if share >= 1:
+            return f"would take {share:.1f} times as long as unfolding"
         return None
 
     def _parallel_gemm(self) -> _parallel_gemm.ParallelGemm:

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ class Case:
         output = tuple(
             (n + 2 * p - k) // s + 1 for n, k, s, p in zip(size, kernel, stride, pad, strict=True)
         )
-        self.window = kernels.Window(channels, filters, size, output, kernel, stride, pad)
+        self.window = kernels.Window(images, channels, filters, size, output, kernel, stride, pad)
         rng = np.random.default_rng(len(name))
 
         def random(*shape):
@@ -49,20 +50,24 @@ class Case:
             array.fill(np.nan if array.dtype.kind == "f" else 1 << 20)
         return made
 
-    def backward_weights(self, pieces=((0, None),), accumulate=0.0, has_bias=True):
+    def backward_weights(self, cuts=None, accumulate=0.0, has_bias=True, unit=None):
+        """Return dw, db by pieces: those of the images between two cuts."""
         window, (filters, channels, rows, columns) = self.window, self.w.shape
-        partial = np.full((len(pieces), filters * window.weights_row), np.nan, self.x.dtype)
-        db = np.full((len(pieces), filters), np.nan, self.x.dtype)
+        band, images = window.weights_band()
+        cuts = cuts or [0, window.images // images]
+        partial = np.full((len(cuts) - 1, filters * window.weights_row), np.nan, self.x.dtype)
+        db = np.full((len(cuts) - 1, filters), np.nan, self.x.dtype)
         kernel = kernels.conv_backward_weights_sparse(
             columns * channels if window.packs else columns, window.packs
         )
-        for piece, (begin, end) in enumerate(pieces):
-            kernel(
-                *(self.x, self.dy, partial, db, int(has_bias)),
-                *(rows, *window.stride, *window.pad, window.weights_band()),
-                *self._scratch(window.weights_scratch()),
-                *(piece, begin, len(self.x) if end is None else end),
-            )
+        for piece, (begin, end) in enumerate(pairwise(cuts)):
+            for o in range(filters // (unit or filters)):
+                kernel(
+                    *(self.x, self.dy, partial, db, int(has_bias)),
+                    *(rows, *window.stride, *window.pad, band, images),
+                    *self._scratch(window.weights_scratch(unit or filters)),
+                    *(piece, unit or filters, o, o + 1, begin, end),
+                )
         dw = np.full_like(self.w, 0.5 if accumulate else np.nan)
         total = np.full(window.weights_row, np.nan, self.x.dtype)
         kernels.conv_sparse_sum_weights(
@@ -130,8 +135,8 @@ def test_agrees(name, dtype, zeros):
 @pytest.mark.parametrize("name", ["blocks", "runs", "ragged", "stride", "kernel_below_stride"])
 def test_bands_agree(name):
     case = Case(name, "float32")
-    bands = case.window.weights_band(), case.window.data_band()
-    assert min(bands) < case.window.output[0]
+    assert case.window.weights_band() == (1, 1)
+    assert case.window.data_band() == 1
     near(case, case.backward_data(), case.expected_data())
     near(case, case.backward_weights()[0], case.expected_weights()[0])
 
@@ -180,10 +185,22 @@ def test_a_piece_writes_its_images_only():
 
 def test_pieces_add_up_in_order():
     case = Case("blocks", "float32")
-    dw, db = case.backward_weights(pieces=((0, 1), (1, 3)), accumulate=1.0)
+    dw, db = case.backward_weights([0, 1, 3], accumulate=1.0)
     want_w, want_b = case.expected_weights()
     near(case, dw, want_w + 0.5)
     near(case, db.sum(0), want_b)
+
+
+def test_filters_in_pieces():
+    case = Case("ragged", "float32")
+    whole, parts = case.backward_weights(), case.backward_weights(unit=7)
+    for one, other in zip(whole, parts, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_small_images_are_taken_together():
+    assert Case("blocks", "float32").window.weights_band() == (9, 1)
+    assert Case("point", "float32").window.weights_band() == (6, 2)
 
 
 def test_without_bias_its_gradient_is_left_alone():
