@@ -26,6 +26,8 @@ from cgdnn.layers._base import BEGIN, END, Argument, Buffer, Shape, Step, write
 from cgdnn.netdef.graph import Node
 from cgdnn.proto.cgdnn_pb2 import FillerParameter
 
+_BLOCK = 1 << 18
+"""Numbers that `fill` draws at a time."""
 TYPES = ("bilinear", "constant", "gaussian", "msra", "positive_unitball", "uniform", "xavier")
 
 
@@ -33,8 +35,8 @@ TYPES = ("bilinear", "constant", "gaussian", "msra", "positive_unitball", "unifo
 class Filling:
     """A filler for one shape: the kernel, the view it works on, and its numbers.
 
-    The kernel takes the viewed array, the numbers, then (where `random`) a key and a counter, then
-    a range of axis 0 of the view.
+    The kernel takes the viewed array, the numbers, then (where `random`) a key, a counter and the
+    index of the first row, then a range of axis 0 of the view.
     """
 
     kernel: Kernel
@@ -44,7 +46,7 @@ class Filling:
 
     def step(self, buffer: Buffer, key: int, counter: Argument) -> Step:
         """Return the step that fills `buffer`."""
-        stream: list[Argument] = [key, counter] if self.random else []
+        stream: list[Argument] = [key, counter, 0] if self.random else []
         return Step(
             self.kernel,
             [write(buffer, self.view), *self.numbers, *stream, BEGIN, END],
@@ -87,15 +89,15 @@ def filling(filler: FillerParameter, shape: Shape) -> Filling:
     return Filling(kernels.fill_bilinear, (prod(shape[:2]), *shape[2:]), random=False)
 
 
-def fill(
-    filler: FillerParameter, shape: Shape, key: int, counter: int = 0
-) -> npt.NDArray[np.float64]:
-    """Return an array of `shape` with first values.
+def fill(filler: FillerParameter, array: npt.NDArray[Any], key: int, counter: int = 0) -> None:
+    """Fill an array with first values.
+
+    They are drawn in float64, block by block, so that a large array is never held twice.
 
     Parameters
     ----------
     filler : FillerParameter
-    shape : tuple of int
+    array : array of any real type, C-contiguous
     key : int
         Signed 64-bit key of the random numbers, as `cgdnn.kernels.random.key_of` makes it.
     counter : int
@@ -106,11 +108,15 @@ def fill(
     DescriptionError
         The type is unknown, or cannot fill this shape.
     """
-    way = filling(filler, shape)
-    array = np.empty(shape, np.float64)
-    stream: list[Any] = [key, counter] if way.random else []
-    way.kernel(array.reshape(way.view), *way.numbers, *stream, 0, way.view[0])
-    return array
+    way = filling(filler, array.shape)
+    target = array.reshape(way.view)
+    rows = max(1, _BLOCK // max(1, prod(way.view[1:])))
+    block = np.empty((min(rows, len(target)), *way.view[1:]), np.float64)
+    for first in range(0, len(target), rows):
+        part = block[: len(target) - first]
+        stream: list[Any] = [key, counter, first] if way.random else []
+        way.kernel(part, *way.numbers, *stream, 0, len(part))
+        target[first : first + rows] = part
 
 
 def filler_problem(filler: FillerParameter) -> str | None:

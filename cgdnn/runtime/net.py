@@ -198,9 +198,7 @@ class Net:
                 self._state.adopt(param.data, share._state.array(other.data))
             elif param.declared.filler is not None:
                 key = key_of(self.seed, param.label)
-                self._state.array(param.data)[...] = fill(
-                    param.declared.filler, param.declared.shape, key
-                )
+                fill(param.declared.filler, self._state.array(param.data), key)
         for layer, planned in enumerate(self.assembly.layers):
             if planned.params:
                 self.params[planned.node.name] = [

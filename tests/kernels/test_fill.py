@@ -14,7 +14,7 @@ def empty(*shape):
 
 @DTYPES
 def test_fillers_agree(dtype):
-    stream = KEY, COUNTER
+    stream = KEY, COUNTER, 5
     assert_agrees(fill.fill_uniform, empty(30), -2.0, 3.0, *stream, 4, 29, dtype=dtype)
     assert_agrees(fill.fill_gaussian, empty(30), 1.0, 0.5, 1.0, *stream, 4, 29, dtype=dtype)
     assert_agrees(fill.fill_gaussian, empty(30), 1.0, 0.5, 0.25, *stream, 4, 29, dtype=dtype)
@@ -25,9 +25,10 @@ def test_fillers_agree(dtype):
 
 def test_pieces_give_the_values_of_the_whole():
     whole, parts = empty(1000), empty(1000)
-    fill.fill_gaussian(whole, 0.0, 1.0, 0.5, KEY, COUNTER, 0, 1000)
-    for begin, end in ((700, 1000), (0, 700)):
-        fill.fill_gaussian(parts, 0.0, 1.0, 0.5, KEY, COUNTER, begin, end)
+    fill.fill_gaussian(whole, 0.0, 1.0, 0.5, KEY, COUNTER, 0, 0, 1000)
+    fill.fill_gaussian(parts, 0.0, 1.0, 0.5, KEY, COUNTER, 0, 700, 1000)
+    fill.fill_gaussian(parts[:300], 0.0, 1.0, 0.5, KEY, COUNTER, 0, 0, 300)
+    fill.fill_gaussian(parts[300:700], 0.0, 1.0, 0.5, KEY, COUNTER, 300, 0, 400)
     np.testing.assert_array_equal(whole, parts)
 
 
@@ -35,7 +36,7 @@ def test_key_and_counter_choose_the_stream():
     drawn = []
     for key, counter in ((1, 0), (2, 0), (1, 1)):
         x = empty(100)
-        fill.fill_uniform(x, 0.0, 1.0, key, counter, 0, 100)
+        fill.fill_uniform(x, 0.0, 1.0, key, counter, 0, 0, 100)
         drawn.append(x)
     for first, second in ((0, 1), (0, 2), (1, 2)):
         assert abs(np.corrcoef(drawn[first], drawn[second])[0, 1]) < 0.4
@@ -43,7 +44,7 @@ def test_key_and_counter_choose_the_stream():
 
 def test_uniform_numbers_are_spread_evenly():
     x = empty(40000)
-    fill.fill_uniform(x, 0.0, 1.0, KEY, COUNTER, 0, x.size)
+    fill.fill_uniform(x, 0.0, 1.0, KEY, COUNTER, 0, 0, x.size)
     counts = np.histogram(x, 40, (0.0, 1.0))[0]
     chi_squared = ((counts - 1000.0) ** 2 / 1000.0).sum()
     assert chi_squared < 80  # 39 degrees of freedom: 1 in 10,000
@@ -51,7 +52,7 @@ def test_uniform_numbers_are_spread_evenly():
 
 def test_normal_numbers_have_normal_quantiles():
     x = empty(40000)
-    fill.fill_gaussian(x, 0.0, 1.0, 1.0, KEY, COUNTER, 0, x.size)
+    fill.fill_gaussian(x, 0.0, 1.0, 1.0, KEY, COUNTER, 0, 0, x.size)
     for quantile, value in ((0.0228, -2.0), (0.1587, -1.0), (0.5, 0.0), (0.9772, 2.0)):
         assert np.quantile(x, quantile) == pytest.approx(value, abs=0.05)
 

@@ -7,22 +7,24 @@ def _draw(key, counter, index):
     return (int(uniform_u32(key, counter, index)[0]) + 0.5) / 2**32
 
 
-def fill_uniform(x, low, high, key, counter, begin, end):
+def fill_uniform(x, low, high, key, counter, first, begin, end):
     for i in range(begin, end):
-        x[i] = low + (high - low) * _draw(key, counter, i)
+        x[i] = low + (high - low) * _draw(key, counter, first + i)
 
 
-def fill_gaussian(x, mean, deviation, keep, key, counter, begin, end):
+def fill_gaussian(x, mean, deviation, keep, key, counter, first, begin, end):
     for i in range(begin, end):
-        u, v = _draw(key, counter, 3 * i), _draw(key, counter, 3 * i + 1)
+        index = 3 * (first + i)
+        u, v = _draw(key, counter, index), _draw(key, counter, index + 1)
         normal = math.sqrt(-2 * math.log(u)) * math.cos(2 * math.pi * v)
-        dropped = keep < 1 and _draw(key, counter, 3 * i + 2) >= keep
+        dropped = keep < 1 and _draw(key, counter, index + 2) >= keep
         x[i] = 0.0 if dropped else mean + deviation * normal
 
 
-def fill_unitball(x, key, counter, begin, end):
+def fill_unitball(x, key, counter, first, begin, end):
     for n in range(begin, end):
-        row = [_draw(key, counter, n * x.shape[1] + i) for i in range(x.shape[1])]
+        index = (first + n) * x.shape[1]
+        row = [_draw(key, counter, index + i) for i in range(x.shape[1])]
         x[n] = [v / sum(row) for v in row]
 
 
