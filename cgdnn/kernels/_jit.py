@@ -37,7 +37,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +261,7 @@ def compile_native(function: Callable[..., Any], signature: Any, *, cached: bool
     Calling the address through ctypes releases the GIL. The compiled code is kept on disk when
     `cached` is set and the cache directory can be used.
     """
+
     def compiled(cache: bool) -> int:
         made = CFunc(function, sigutils.normalize_signature(signature), {}, dict(_OPTIONS))
         if cache:
@@ -303,7 +304,7 @@ _CACHE_ERRORS = (
 _ENTRY = types.int64(types.CPointer(types.int64), types.int64)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _compiled(name: str, dtype: str) -> int:
     def entry(slots, worker):  # type: ignore[no-untyped-def]
         return _call_kernel(name, dtype, slots, worker)

@@ -23,14 +23,14 @@ def layer_types() -> dict[str, type[Layer]]:
         if module_info.name.startswith("_"):
             continue
         module = importlib.import_module(f"cgdnn.layers.{module_info.name}")
-        for name, member in vars(module).items():
-            if (
-                inspect.isclass(member)
-                and issubclass(member, Layer)
-                and member.__module__ == module.__name__
-                and not name.startswith("_")
-            ):
-                found[name] = member
+        found |= {
+            name: member
+            for name, member in vars(module).items()
+            if inspect.isclass(member)
+            and issubclass(member, Layer)
+            and member.__module__ == module.__name__
+            and not name.startswith("_")
+        }
     return dict(sorted(found.items()))
 
 
