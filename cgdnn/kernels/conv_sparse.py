@@ -112,9 +112,15 @@ class Window:
         return _spread(self.kernel[0] * -(-columns // _lanes()) * _lanes())
 
     @property
+    def total_scratch(self) -> int:
+        """Elements of scratch of `conv_sparse_sum_weights`, which reads whole squares."""
+        return self.weights_row + _lanes() ** 2
+
+    @property
     def data_row(self) -> int:
-        """Elements of one filter in the order of `conv_sparse_pack_weights`."""
-        return _spread(self.kernel[0] * self.kernel[1] * self._blocks * _lanes())
+        """Elements of a filter in the order of `conv_sparse_pack_weights`, which writes squares."""
+        taps = self.kernel[0] * self.kernel[1]
+        return _spread((taps * self._blocks + -taps % _lanes()) * _lanes())
 
     @property
     def _line(self) -> int:
@@ -786,16 +792,18 @@ def conv_sparse_pack_weights(w, packed, begin, end):  # type: ignore[no-untyped-
     packed : array (Co, data_row)
     """
     lanes = lanes_of(w)
-    channels, rows, columns = w.shape[1], w.shape[2], w.shape[3]
-    blocks = (channels + lanes - 1) // lanes
+    channels, taps = w.shape[1], w.shape[2] * w.shape[3]
     for o in range(begin, end):
-        for b in range(blocks):
-            for q in range(rows):
-                for j in range(columns):
-                    place = ((b * rows + q) * columns + j) * lanes
-                    for i in range(lanes):
-                        c = b * lanes + i
-                        packed[o, place + i] = w[o, c, q, j] if c < channels else 0
+        for c in range(0, channels, lanes):
+            to_lanes(
+                w,
+                (o * channels + c) * taps,
+                taps,
+                min(lanes, channels - c),
+                packed,
+                o * packed.shape[1] + c * taps,
+                taps,
+            )
 
 
 @kernel(array(2), array(4), INT, scratch(1), REAL, INT, INT)
@@ -813,13 +821,14 @@ def conv_sparse_sum_weights(  # type: ignore[no-untyped-def]
         Not read where `accumulate` is 0.
     packs : int
         Not 0 where `Window.packs` is true.
-    total : array (weights_row,)
+    total : array (total_scratch,)
     accumulate : real
+        0 or 1.
     """
     lanes = lanes_of(dw)
     channels, rows, columns = dw.shape[1], dw.shape[2], dw.shape[3]
-    pitch = channels if packs else lanes
-    run = (columns * pitch + lanes - 1) // lanes * lanes
+    taps = rows * columns
+    run = (columns * channels + lanes - 1) // lanes * lanes
     size = partial.shape[1] // dw.shape[0]
     for o in range(begin, end):
         # Views from 0 on: LLVM makes vectors of what cannot be a negative index.
@@ -830,12 +839,23 @@ def conv_sparse_sum_weights(  # type: ignore[no-untyped-def]
             part = partial[piece, o * size : (o + 1) * size]
             for i in range(len(sums)):
                 sums[i] += part[i]
-        for c in range(channels):
-            b = c // pitch
-            for q in range(rows):
-                place = (b * rows + q) * run + c - b * pitch
-                for j in range(columns):
-                    value = total[place + j * pitch]
-                    if accumulate != 0:
-                        value += accumulate * dw[o, c, q, j]
-                    dw[o, c, q, j] = value
+        if packs:
+            for c in range(channels):
+                for q in range(rows):
+                    for j in range(columns):
+                        value = total[q * run + j * channels + c]
+                        if accumulate != 0:
+                            value += accumulate * dw[o, c, q, j]
+                        dw[o, c, q, j] = value
+        else:
+            for c in range(0, channels, lanes):
+                from_lanes(
+                    total,
+                    c * taps,
+                    dw,
+                    (o * channels + c) * taps,
+                    taps,
+                    min(lanes, channels - c),
+                    taps,
+                    accumulate != 0,
+                )

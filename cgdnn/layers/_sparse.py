@@ -145,7 +145,7 @@ class Sparse:
         shape = (window.filters, window.channels, *window.kernel)
         steps = []
         if operands.learn[0]:
-            total = operands.scratch("total", (window.weights_row,))
+            total = operands.scratch("total", (window.total_scratch,))
             weights: list[Argument] = [dw, update(diffs[0], shape), int(window.packs), total]
             steps.append(
                 Step(

@@ -69,7 +69,7 @@ class Case:
                     *(piece, unit or filters, o, o + 1, begin, end),
                 )
         dw = np.full_like(self.w, 0.5 if accumulate else np.nan)
-        total = np.full(window.weights_row, np.nan, self.x.dtype)
+        total = np.full(window.total_scratch, np.nan, self.x.dtype)
         kernels.conv_sparse_sum_weights(
             partial, dw, int(window.packs), total, accumulate, 0, filters
         )
