@@ -6,64 +6,84 @@ factors as (rows, d): one row for all samples, or one row for each.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from llvmlite import ir
 
-from cgdnn.kernels._jit import INT, REAL, array, device, kernel
-
-
-@device
-def dot_row(a, b):  # type: ignore[no-untyped-def]
-    """Return the sum of ``a * b`` over two vectors, in eight float64 accumulators."""
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
-    whole = a.shape[0] - a.shape[0] % 8
-    for k in range(0, whole, 8):
-        s0 += np.float64(a[k]) * b[k]
-        s1 += np.float64(a[k + 1]) * b[k + 1]
-        s2 += np.float64(a[k + 2]) * b[k + 2]
-        s3 += np.float64(a[k + 3]) * b[k + 3]
-        s4 += np.float64(a[k + 4]) * b[k + 4]
-        s5 += np.float64(a[k + 5]) * b[k + 5]
-        s6 += np.float64(a[k + 6]) * b[k + 6]
-        s7 += np.float64(a[k + 7]) * b[k + 7]
-    for k in range(whole, a.shape[0]):
-        s0 += np.float64(a[k]) * b[k]
-    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+from cgdnn.kernels._jit import INT, REAL, array, kernel
+from cgdnn.kernels.vector import Emitter, emitted, sums
 
 
-@device
-def sum_row(a):  # type: ignore[no-untyped-def]
-    """Return the sum of a vector, in eight float64 accumulators."""
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
-    whole = a.shape[0] - a.shape[0] % 8
-    for k in range(0, whole, 8):
-        s0 += a[k]
-        s1 += a[k + 1]
-        s2 += a[k + 2]
-        s3 += a[k + 3]
-        s4 += a[k + 4]
-        s5 += a[k + 5]
-        s6 += a[k + 6]
-        s7 += a[k + 7]
-    for k in range(whole, a.shape[0]):
-        s0 += a[k]
-    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+class _Sum:
+    """A sum over many vectors, in as many float64 lanes as a vector of the run's type has."""
+
+    def __init__(self, e: Emitter) -> None:
+        self.e = e
+        self.slots = [e.variable(part) for part in e.wide(e.zero())]
+
+    def add_products(self, a: list[Any], b: list[Any]) -> None:
+        """Add the products of two vectors, given in float64."""
+        build = self.e.builder
+        for slot, left, right in zip(self.slots, a, b, strict=True):
+            build.store(self.e.multiply_add(left, right, build.load(slot)), slot)
+
+    def add(self, a: list[Any]) -> None:
+        """Add a vector, given in float64."""
+        build = self.e.builder
+        for slot, value in zip(self.slots, a, strict=True):
+            build.store(build.fadd(build.load(slot), value), slot)
+
+    def total(self) -> Any:
+        """Return the sum of all lanes."""
+        build = self.e.builder
+        first, *others = (build.load(slot) for slot in self.slots)
+        for other in others:
+            first = build.fadd(first, other)
+        return self.e.total(first)
 
 
-@device
-def squares_row(a, mean):  # type: ignore[no-untyped-def]
-    """Return the sum of ``(a - mean)**2`` over a vector, in four float64 accumulators."""
-    s0 = s1 = s2 = s3 = 0.0
-    whole = a.shape[0] - a.shape[0] % 4
-    for k in range(0, whole, 4):
-        d0, d1, d2, d3 = a[k] - mean, a[k + 1] - mean, a[k + 2] - mean, a[k + 3] - mean
-        s0 += d0 * d0
-        s1 += d1 * d1
-        s2 += d2 * d2
-        s3 += d3 * d3
-    for k in range(whole, a.shape[0]):
-        d0 = a[k] - mean
-        s0 += d0 * d0
-    return (s0 + s1) + (s2 + s3)
+@sums(2)
+def _deviation_sums(e, x, start, rows, row_step, length):  # type: ignore[no-untyped-def]
+    """Return the sums of ``x - x[start]`` and of its squares over rows that begin at x[start].
+
+    In float64 the distance from any one value of the data is as good as that from the mean.
+    """
+    build = e.builder
+    x = e.at(x, start)
+    first = e.wide(e.splat(e.scalar(x)))
+    plain, squares = _Sum(e), _Sum(e)
+    for (source,), mask in e.along_rows(rows, row_step, length, x):
+        away = [build.fsub(a, b) for a, b in zip(e.wide(e.load(source, mask)), first, strict=True)]
+        if mask is not None:
+            away = [
+                build.select(inside, part, ir.Constant(part.type, None))
+                for inside, part in zip(e.halves(mask), away, strict=True)
+            ]
+        plain.add(away)
+        squares.add_products(away, away)
+    return plain.total(), squares.total()
+
+
+@sums(1)
+def plain_sum(e, x, start, rows, row_step, length):  # type: ignore[no-untyped-def]
+    """Return the sum over rows that begin at x[start], `row_step` apart, in float64."""
+    plain = _Sum(e)
+    for (source,), mask in e.along_rows(rows, row_step, length, e.at(x, start)):
+        plain.add(e.wide(e.load(source, mask)))
+    return (plain.total(),)
+
+
+@sums(2)
+def product_sums(e, x, dy, start, rows, row_step, length):  # type: ignore[no-untyped-def]
+    """Return the sums of ``dy`` and of ``x * dy`` over the same rows of both, in float64."""
+    plain, products = _Sum(e), _Sum(e)
+    pointers = e.at(x, start), e.at(dy, start)
+    for (left, right), mask in e.along_rows(rows, row_step, length, *pointers):
+        gradient = e.wide(e.load(right, mask))
+        plain.add(gradient)
+        products.add_products(e.wide(e.load(left, mask)), gradient)
+    return plain.total(), products.total()
 
 
 @kernel(array(3), array(3), INT, INT, INT)
@@ -72,18 +92,15 @@ def bn_moments(x, partial, piece, begin, end):  # type: ignore[no-untyped-def]
 
     Row `piece` of `partial` is (3, c).
     """
-    count = (end - begin) * x.shape[2]
-    for c in range(x.shape[1]):
-        total = 0.0
-        for n in range(begin, end):
-            total += sum_row(x[n, c])
-        mean = total / count
-        squares = 0.0
-        for n in range(begin, end):
-            squares += squares_row(x[n, c], mean)
+    channels, inner = x.shape[1], x.shape[2]
+    count = (end - begin) * inner
+    for c in range(channels):
+        start = (begin * channels + c) * inner
+        plain, squares = _deviation_sums(x, start, end - begin, channels * inner, inner)
+        squares -= plain * plain / count
         partial[piece, 0, c] = count
-        partial[piece, 1, c] = mean
-        partial[piece, 2, c] = squares
+        partial[piece, 1, c] = x[begin, c, 0] + plain / count
+        partial[piece, 2, c] = 0.0 if squares < 0.0 else squares
 
 
 @kernel(array(3), array(1), array(1), array(1), array(1), array(1), REAL, REAL)
@@ -126,40 +143,59 @@ def bn_global(mean_sum, variance_sum, factor, mean, inverse, eps):  # type: igno
         inverse[c] = 1.0 / np.sqrt(variance_sum[c] * scale + np.float64(eps))
 
 
+@emitted
+def _normalize_row(e, x, y, kept, keeps, start, length, mean, inverse):  # type: ignore[no-untyped-def]
+    """Write ``y = (x - mean) * inverse`` for one row, where it `keeps` to `kept` as well."""
+    build = e.builder
+    mean, inverse = e.splat(mean), e.splat(inverse)
+    keeps = build.icmp_signed("!=", keeps, e.integer(0))
+    pointers = [e.at(pointer, start) for pointer in (x, y, kept)]
+    for (source, target, copy), mask in e.along(length, *pointers):
+        value = build.fmul(build.fsub(e.load(source, mask), mean), inverse)
+        e.store(value, target, mask)
+        with build.if_then(keeps):
+            e.store(value, copy, mask)
+
+
 @kernel(array(3), array(3), array(1), array(1), INT, INT)
 def bn_normalize(x, y, mean, inverse, begin, end):  # type: ignore[no-untyped-def]
     """Write ``y = (x - mean) * inverse``; `y` may be `x`."""
-    for n in range(begin, end):
-        for c in range(x.shape[1]):
-            m, v = mean[c], inverse[c]
-            for s in range(x.shape[2]):
-                y[n, c, s] = (x[n, c, s] - m) * v
+    channels, inner = x.shape[1], x.shape[2]
+    for row in range(begin * channels, end * channels):
+        c = row % channels
+        _normalize_row(x, y, y, 0, row * inner, inner, mean[c], inverse[c])
 
 
 @kernel(array(3), array(3), array(3), array(1), array(1), INT, INT)
 def bn_normalize_keep(x, y, kept, mean, inverse, begin, end):  # type: ignore[no-untyped-def]
     """Write ``y = kept = (x - mean) * inverse``; `y` may be `x`."""
-    for n in range(begin, end):
-        for c in range(x.shape[1]):
-            m, v = mean[c], inverse[c]
-            for s in range(x.shape[2]):
-                value = (x[n, c, s] - m) * v
-                y[n, c, s] = value
-                kept[n, c, s] = value
+    channels, inner = x.shape[1], x.shape[2]
+    for row in range(begin * channels, end * channels):
+        c = row % channels
+        _normalize_row(x, y, kept, 1, row * inner, inner, mean[c], inverse[c])
 
 
 @kernel(array(3), array(3), array(2), INT, INT, INT)
 def bn_backward_sums(y, dy, partial, piece, begin, end):  # type: ignore[no-untyped-def]
     """Write the sums of `dy`, then of ``y * dy``, over samples ``begin:end`` for each channel."""
-    channels = y.shape[1]
+    channels, inner = y.shape[1], y.shape[2]
     for c in range(channels):
-        plain = 0.0
-        weighted = 0.0
-        for n in range(begin, end):
-            plain += sum_row(dy[n, c])
-            weighted += dot_row(y[n, c], dy[n, c])
+        start = (begin * channels + c) * inner
+        plain, weighted = product_sums(y, dy, start, end - begin, channels * inner, inner)
         partial[piece, c] = plain
         partial[piece, channels + c] = weighted
+
+
+@emitted
+def _bn_backward_row(e, y, dy, dx, start, length, plain, weighted, inverse):  # type: ignore[no-untyped-def]
+    """Write ``dx = (dy - plain - weighted * y) * inverse`` for one row."""
+    build = e.builder
+    plain, weighted, inverse = e.splat(plain), e.splat(weighted), e.splat(inverse)
+    pointers = [e.at(pointer, start) for pointer in (y, dy, dx)]
+    for (known, gradient, target), mask in e.along(length, *pointers):
+        centred = build.fsub(e.load(gradient, mask), plain)
+        along = build.fmul(weighted, e.load(known, mask))
+        e.store(build.fmul(build.fsub(centred, along), inverse), target, mask)
 
 
 @kernel(array(3), array(3), array(3), array(1), array(1), REAL, INT, INT)
@@ -168,77 +204,115 @@ def bn_backward(y, dy, dx, sums, inverse, share, begin, end):  # type: ignore[no
 
     `sums` holds the sums of `dy`, then of ``y * dy``, by channel; `share` is one over their count.
     """
-    channels = y.shape[1]
-    for n in range(begin, end):
-        for c in range(channels):
-            plain, weighted, v = sums[c] * share, sums[channels + c] * share, inverse[c]
-            for s in range(y.shape[2]):
-                dx[n, c, s] = (dy[n, c, s] - plain - weighted * y[n, c, s]) * v
+    channels, inner = y.shape[1], y.shape[2]
+    for row in range(begin * channels, end * channels):
+        c = row % channels
+        _bn_backward_row(
+            y, dy, dx, row * inner, inner,
+            sums[c] * share, sums[channels + c] * share, inverse[c],
+        )  # fmt: skip
+
+
+@emitted
+def _scale_row(e, x, y, start, length, factor):  # type: ignore[no-untyped-def]
+    """Write ``y = x * factor`` for one row."""
+    factor = e.splat(factor)
+    for (source, target), mask in e.along(length, e.at(x, start), e.at(y, start)):
+        e.store(e.builder.fmul(e.load(source, mask), factor), target, mask)
+
+
+@emitted
+def _scale_add_row(e, x, kept, keeps, y, start, length, factor, offset):  # type: ignore[no-untyped-def]
+    """Write ``y = x * factor + offset`` for one row, where it `keeps` also ``kept = x``."""
+    factor, offset = e.splat(factor), e.splat(offset)
+    keeps = e.builder.icmp_signed("!=", keeps, e.integer(0))
+    pointers = [e.at(pointer, start) for pointer in (x, y, kept)]
+    for (source, target, copy), mask in e.along(length, *pointers):
+        value = e.load(source, mask)
+        with e.builder.if_then(keeps):
+            e.store(value, copy, mask)
+        e.store(e.multiply_add(value, factor, offset), target, mask)
 
 
 @kernel(array(4), array(2), array(4), INT, INT)
 def scale_multiply(x, w, y, begin, end):  # type: ignore[no-untyped-def]
     """Write ``y[n, r, d, i] = x[n, r, d, i] * w[n or 0, d]``; `y` may be `x`."""
+    _, repeats, factors, inner = x.shape
     for n in range(begin, end):
-        row = n if w.shape[0] > 1 else 0
-        for r in range(x.shape[1]):
-            for d in range(x.shape[2]):
-                v = w[row, d]
-                for i in range(x.shape[3]):
-                    y[n, r, d, i] = x[n, r, d, i] * v
+        first = n if w.shape[0] > 1 else 0
+        for row in range(n * repeats * factors, (n + 1) * repeats * factors):
+            _scale_row(x, y, row * inner, inner, w[first, row % factors])
 
 
 @kernel(array(4), array(2), array(2), array(4), INT, INT)
 def scale_multiply_add(x, w, b, y, begin, end):  # type: ignore[no-untyped-def]
     """Write ``y[n, r, d, i] = x[n, r, d, i] * w[n or 0, d] + b[n or 0, d]``; `y` may be `x`."""
+    _, repeats, factors, inner = x.shape
     for n in range(begin, end):
-        row = n if w.shape[0] > 1 else 0
-        for r in range(x.shape[1]):
-            for d in range(x.shape[2]):
-                v, u = w[row, d], b[row, d]
-                for i in range(x.shape[3]):
-                    y[n, r, d, i] = x[n, r, d, i] * v + u
+        first = n if w.shape[0] > 1 else 0
+        for row in range(n * repeats * factors, (n + 1) * repeats * factors):
+            d = row % factors
+            _scale_add_row(x, x, 0, y, row * inner, inner, w[first, d], b[first, d])
+
+
+@kernel(array(4), array(2), array(2), array(4), array(4), INT, INT)
+def scale_multiply_add_keep(x, w, b, kept, y, begin, end):  # type: ignore[no-untyped-def]
+    """Do what `scale_multiply_add` does, and write ``kept = x``; `y` may be `x`."""
+    _, repeats, factors, inner = x.shape
+    for n in range(begin, end):
+        first = n if w.shape[0] > 1 else 0
+        for row in range(n * repeats * factors, (n + 1) * repeats * factors):
+            d = row % factors
+            _scale_add_row(x, kept, 1, y, row * inner, inner, w[first, d], b[first, d])
 
 
 @kernel(array(4), array(4), array(2), INT, INT, INT)
 def scale_backward_factor(x, dy, partial, piece, begin, end):  # type: ignore[no-untyped-def]
     """Write the sums of ``x * dy`` over n in ``begin:end``, r and i to row `piece`, by d."""
-    for d in range(x.shape[2]):
-        total = 0.0
-        for n in range(begin, end):
-            for r in range(x.shape[1]):
-                total += dot_row(x[n, r, d], dy[n, r, d])
-        partial[piece, d] = total
+    _, repeats, factors, inner = x.shape
+    for d in range(factors):
+        start = (begin * repeats * factors + d) * inner
+        rows = (end - begin) * repeats
+        _, partial[piece, d] = product_sums(x, dy, start, rows, factors * inner, inner)
 
 
 @kernel(array(4), array(2), INT, INT, INT)
 def scale_backward_bias(dy, partial, piece, begin, end):  # type: ignore[no-untyped-def]
     """Write the sums of `dy` over n in ``begin:end``, r and i to row `piece`, by d."""
-    for d in range(dy.shape[2]):
-        total = 0.0
-        for n in range(begin, end):
-            for r in range(dy.shape[1]):
-                total += sum_row(dy[n, r, d])
-        partial[piece, d] = total
+    _, repeats, factors, inner = dy.shape
+    for d in range(factors):
+        start = (begin * repeats * factors + d) * inner
+        rows = (end - begin) * repeats
+        partial[piece, d] = plain_sum(dy, start, rows, factors * inner, inner)[0]
+
+
+@kernel(array(4), array(4), array(2), array(2), INT, INT, INT)
+def scale_backward_both(x, dy, factor, bias, piece, begin, end):  # type: ignore[no-untyped-def]
+    """Do what `scale_backward_factor` and `scale_backward_bias` do, reading `dy` once."""
+    _, repeats, factors, inner = x.shape
+    for d in range(factors):
+        start = (begin * repeats * factors + d) * inner
+        rows = (end - begin) * repeats
+        bias[piece, d], factor[piece, d] = product_sums(x, dy, start, rows, factors * inner, inner)
 
 
 @kernel(array(4), array(4), array(2), REAL, INT, INT)
 def scale_backward_factor_rows(x, dy, dw, accumulate, begin, end):  # type: ignore[no-untyped-def]
     """Write (`accumulate` 0) or add (1) the sums of ``x * dy`` over r and i to ``dw[n, d]``."""
+    _, repeats, factors, inner = x.shape
     for n in range(begin, end):
-        for d in range(x.shape[2]):
-            total = 0.0
-            for r in range(x.shape[1]):
-                total += dot_row(x[n, r, d], dy[n, r, d])
+        for d in range(factors):
+            start = (n * repeats * factors + d) * inner
+            _, total = product_sums(x, dy, start, repeats, factors * inner, inner)
             dw[n, d] = total if accumulate == 0 else total + dw[n, d]
 
 
 @kernel(array(4), array(2), REAL, INT, INT)
 def scale_backward_bias_rows(dy, db, accumulate, begin, end):  # type: ignore[no-untyped-def]
     """Write (`accumulate` 0) or add (1) the sums of `dy` over r and i to ``db[n, d]``."""
+    _, repeats, factors, inner = dy.shape
     for n in range(begin, end):
-        for d in range(dy.shape[2]):
-            total = 0.0
-            for r in range(dy.shape[1]):
-                total += sum_row(dy[n, r, d])
+        for d in range(factors):
+            start = (n * repeats * factors + d) * inner
+            total = plain_sum(dy, start, repeats, factors * inner, inner)[0]
             db[n, d] = total if accumulate == 0 else total + db[n, d]

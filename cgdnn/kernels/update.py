@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from cgdnn.kernels._jit import INT, REAL, array, kernel
-from cgdnn.kernels.norm import dot_row
+from cgdnn.kernels.norm import product_sums
 
 
 @kernel(array(1), array(2), INT, INT, INT)
 def sum_squares(dw, partial, piece, begin, end):  # type: ignore[no-untyped-def]
     """Write the sum of ``dw**2`` over ``begin:end``, summed in float64, to row `piece`."""
-    partial[piece, 0] = dot_row(dw[begin:end], dw[begin:end])
+    _, partial[piece, 0] = product_sums(dw, dw, begin, 1, 0, end - begin)
 
 
 @kernel(array(2), array(1), REAL, REAL)

@@ -2,8 +2,9 @@
 
 A function declared with `emitted` is written in terms of an `Emitter` and becomes something that
 kernels call like any function. It gets one IR value for each argument: a pointer to the first
-element for an array, an int64 for a number. Vectors are as wide as the registers of this machine
-(`cgdnn.machine.vector_bytes`); all offsets and strides are in elements.
+element for an array, an int64 for a whole number, the element type for a real one. Vectors are as
+wide as the registers of this machine (`cgdnn.machine.vector_bytes`); all offsets and strides are in
+elements. One declared with `sums` also returns float64 numbers.
 
 Vector loads and stores promise only the alignment of one element. Lanes that a mask turns off are
 neither read nor written, so a tail may end at the last byte of an array.
@@ -104,6 +105,54 @@ class Emitter:
         left.add_incoming(build.sub(left, self.integer(1)), build.block)
         build.branch(head)
         build.position_at_end(after)
+
+    def along(self, length: Any, *pointers: Any) -> Iterator[tuple[list[Any], Any]]:
+        """Yield twice, for the body of a loop over a row: (pointers, mask) of a vector.
+
+        First inside a loop over the whole vectors, with mask None; then for what is left, where
+        there is any.
+        """
+        build, step = self.builder, self.integer(self.lanes)
+        whole = build.sdiv(length, step)
+        done = build.mul(whole, step)
+        with self.sweep(whole, *((pointer, step) for pointer in pointers)) as moving:
+            yield moving, None
+        left = build.sub(length, done)
+        with build.if_then(build.icmp_signed(">", left, self.integer(0))):
+            yield [self.at(pointer, done) for pointer in pointers], self.first_lanes(left)
+
+    def along_rows(
+        self, rows: Any, row_step: Any, length: Any, *pointers: Any
+    ) -> Iterator[tuple[list[Any], Any]]:
+        """Like `along`, over `rows` rows that begin `row_step` elements apart."""
+        with self.sweep(rows, *((pointer, row_step) for pointer in pointers)) as starts:
+            yield from self.along(length, *starts)
+
+    def halves(self, vector: Any) -> list[Any]:
+        """Return the parts of a vector of which each, in float64, fills a register."""
+        count = self.lanes * self._bytes // 8
+        return [
+            self.shuffle(vector, vector, range(first, first + count))
+            for first in range(0, self.lanes, count)
+        ]
+
+    def wide(self, vector: Any) -> list[Any]:
+        """Return the parts of a vector in float64."""
+        if isinstance(self._element, ir.DoubleType):
+            return [vector]
+        parts = self.halves(vector)
+        kind = ir.VectorType(ir.DoubleType(), parts[0].type.count)
+        return [self.builder.fpext(part, kind) for part in parts]
+
+    def total(self, vector: Any) -> Any:
+        """Return the sum of the lanes, in a fixed order."""
+        lanes = vector.type.count
+        width = lanes
+        while width > 1:
+            width //= 2
+            half = [i + width if i < width else i for i in range(lanes)]
+            vector = self.builder.fadd(vector, self.shuffle(vector, vector, half))
+        return self.builder.extract_element(vector, self.integer(0))
 
     def variable(self, value: Any) -> Any:
         """Return a stack slot that holds `value`; LLVM turns it into a register."""
@@ -283,6 +332,19 @@ def _intrinsic(typed: Any, body: Callable[..., Any]) -> Any:
     return intrinsic(typed)
 
 
+def _emit(body: Callable[..., Any], context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    """Call `body` with an emitter and the values that it expects."""
+    real = signature.args[0].dtype
+
+    def ready(kind: Any, value: Any) -> Any:
+        if isinstance(kind, types.Array):
+            return context.make_array(kind)(context, builder, value).data
+        number = real if isinstance(kind, types.Float) else types.int64
+        return context.cast(builder, value, kind, number)
+
+    return body(Emitter(builder, real), *map(ready, signature.args, values))
+
+
 def emitted(body: Callable[..., None]) -> Any:
     """Turn ``body(emitter, *values)`` into a function that kernels call.
 
@@ -292,18 +354,30 @@ def emitted(body: Callable[..., None]) -> Any:
 
     def typed(typingctx, *arguments):  # type: ignore[no-untyped-def]
         def codegen(context, builder, signature, values):  # type: ignore[no-untyped-def]
-            ready = [
-                context.make_array(kind)(context, builder, value).data
-                if isinstance(kind, types.Array)
-                else context.cast(builder, value, kind, types.int64)
-                for kind, value in zip(signature.args, values, strict=True)
-            ]
-            body(Emitter(builder, signature.args[0].dtype), *ready)
+            _emit(body, context, builder, signature, values)
             return context.get_dummy_value()
 
         return types.void(*arguments), codegen
 
     return _intrinsic(typed, body)
+
+
+def sums(count: int) -> Callable[[Callable[..., Sequence[Any]]], Any]:
+    """Turn ``body(emitter, *values)``, which yields `count` float64 values, likewise."""
+
+    def declare(body: Callable[..., Sequence[Any]]) -> Any:
+        def typed(typingctx, *arguments):  # type: ignore[no-untyped-def]
+            result = types.UniTuple(types.float64, count)
+
+            def codegen(context, builder, signature, values):  # type: ignore[no-untyped-def]
+                totals = _emit(body, context, builder, signature, values)
+                return context.make_tuple(builder, result, totals)
+
+            return result(*arguments), codegen
+
+        return _intrinsic(typed, body)
+
+    return declare
 
 
 def constant(body: Callable[[Emitter, Any], int]) -> Any:
@@ -372,10 +446,4 @@ def add_sum(e, y, y_index, x, x_start, length):  # type: ignore[no-untyped-def]
         build.fadd(build.load(partial[0]), build.load(partial[1])),
         build.fadd(build.load(partial[2]), build.load(partial[3])),
     )
-    value = e.scalar(place)
-    width = lanes
-    while width > 1:
-        width //= 2
-        half = [i + width if i < width else i for i in range(lanes)]
-        total = build.fadd(total, e.shuffle(total, total, half))
-    build.store(build.fadd(value, build.extract_element(total, e.integer(0))), place)
+    build.store(build.fadd(e.scalar(place), e.total(total)), place)

@@ -111,7 +111,7 @@ class BatchNorm(Layer):
                 self._step(kernels.bn_normalize, [x, y, *statistics], 0.3),
             ]
         partial = operands.partial("moments", (3, channels))
-        moments = self._step(kernels.bn_moments, [x, row(partial), PIECE], 0.8)
+        moments = self._step(kernels.bn_moments, [x, row(partial), PIECE], 0.2)
         merge = Step(
             kernels.bn_merge,
             [
@@ -148,7 +148,7 @@ class BatchNorm(Layer):
         sums = operands.temporary("sum", (2 * channels,))
         share = 1.0 / (n * inner)
         return [
-            self._step(kernels.bn_backward_sums, [y, dy, row(partial), PIECE], 1.0),
+            self._step(kernels.bn_backward_sums, [y, dy, row(partial), PIECE], 0.3),
             Step(reduce_rows, [rows(partial), write_all(sums), 0.0, BEGIN, END], 2 * channels),
             self._step(
                 kernels.bn_backward, [y, dy, dx, read_all(sums), read_all(inverse), share], 0.4

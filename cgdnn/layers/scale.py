@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import prod
 from typing import ClassVar
 
-from cgdnn.kernels import elementwise
 from cgdnn.kernels import norm as kernels
 from cgdnn.kernels._jit import Kernel
 from cgdnn.kernels.reduce import reduce_rows
@@ -32,6 +31,7 @@ from cgdnn.layers._base import (
     write,
     write_all,
 )
+from cgdnn.layers._steps import copy
 from cgdnn.proto.cgdnn_pb2 import FillerParameter
 
 
@@ -111,30 +111,53 @@ class Scale(Layer):
         """Return one step over samples; in place, one before it that keeps the bottom."""
         x = read(operands.bottom[0], self._view)
         y = write(operands.top[0], self._view)
-        kernel, factors = kernels.scale_multiply, [self._read_factors(self._factor(operands))]
+        factors = [self._read_factors(self._factor(operands))]
+        kept = self._kept(operands)
         if self.node.param.scale_param.bias_term:
-            kernel = kernels.scale_multiply_add
             factors.append(self._read_factors(operands.param[-1]))
-        steps = []
-        if self._kept(operands) is not operands.bottom[0]:
-            flat = (self._view[0], prod(self._view[1:]))
-            source, target = read(operands.bottom[0], flat), write(self._kept(operands), flat)
-            steps.append(self._step(elementwise.scale, [source, 1.0, target], 0.3))
-        steps.append(self._step(kernel, [x, *factors, y], 0.3))
+            if kept is operands.bottom[0]:
+                return [self._step(kernels.scale_multiply_add, [x, *factors, y], 0.3)]
+            arrays = [x, *factors, write(kept, self._view), y]
+            return [self._step(kernels.scale_multiply_add_keep, arrays, 0.4)]
+        steps = [self._step(kernels.scale_multiply, [x, *factors, y], 0.3)]
+        if kept is not operands.bottom[0]:
+            steps.insert(0, copy(operands.bottom[0], kept, self.bottom_shapes[0]))
         return steps
 
     def backward_weights(self, operands: Operands) -> list[Step]:
         """Return the steps for the learned factor and the offset."""
         steps: list[Step] = []
-        if self._learned and operands.learn[0]:
+        factor = self._learned and operands.learn[0]
+        bias = self.node.param.scale_param.bias_term and operands.learn[-1]
+        if factor and bias and not self._by_sample:
+            return self._factor_and_bias(operands)
+        if factor:
             steps += self._sum_products(operands, operands.param_diff[0], operands.accumulate(0))
-        if self.node.param.scale_param.bias_term and operands.learn[-1]:
+        if bias:
             dy = [read(operands.top_diff[0], self._view)]
             last = len(operands.learn) - 1
             steps += self._sums(
                 operands, "bias", dy, operands.param_diff[last], operands.accumulate(last)
             )
         return steps
+
+    def _factor_and_bias(self, operands: Operands) -> list[Step]:
+        """Return the steps that sum both gradients in one pass over the top's diff."""
+        arrays = [read(self._kept(operands), self._view), read(operands.top_diff[0], self._view)]
+        partials = [operands.partial(name, (self._factors[1],)) for name in ("factor", "bias")]
+        targets = [row(partial) for partial in partials]
+        return [
+            self._step(kernels.scale_backward_both, [*arrays, *targets, PIECE], 0.3),
+            *(
+                self._reduce(partial, operands.param_diff[i], operands.accumulate(i))
+                for i, partial in enumerate(partials)
+            ),
+        ]
+
+    def _reduce(self, partial: Buffer, diff: Buffer, accumulate: Slot | float) -> Step:
+        size = self._factors[1]
+        arguments = [rows(partial), write_all(diff, (size,)), accumulate, BEGIN, END]
+        return Step(reduce_rows, arguments, size)
 
     def backward_data(self, operands: Operands) -> list[Step]:
         """Return the steps for the second bottom, then one over samples for the first.
@@ -189,18 +212,15 @@ class Scale(Layer):
                 "factor": kernels.scale_backward_factor_rows,
                 "bias": kernels.scale_backward_bias_rows,
             }[which]
-            return [self._step(kernel, [*arrays, write(diff, self._factors), accumulate], 1.0)]
+            return [self._step(kernel, [*arrays, write(diff, self._factors), accumulate], 0.3)]
         kernel = {
             "factor": kernels.scale_backward_factor,
             "bias": kernels.scale_backward_bias,
         }[which]
-        size = self._factors[1]
-        partial = operands.partial(which, (size,))
+        partial = operands.partial(which, (self._factors[1],))
         return [
-            self._step(kernel, [*arrays, row(partial), PIECE], 1.0),
-            Step(
-                reduce_rows, [rows(partial), write_all(diff, (size,)), accumulate, BEGIN, END], size
-            ),
+            self._step(kernel, [*arrays, row(partial), PIECE], 0.3),
+            self._reduce(partial, diff, accumulate),
         ]
 
     def _step(self, kernel: Kernel, arguments: Sequence[Argument], nanoseconds: float) -> Step:

@@ -50,6 +50,13 @@ def test_a_large_offset_does_not_drown_a_float32_variance():
     assert partial[0, 2, 0] / x.size == pytest.approx(x.astype(float).var(), rel=1e-5)
 
 
+def test_a_first_value_far_from_the_rest_does_not_drown_the_variance():
+    x = 1000 + RNG.normal(size=(2, 1, 4096))
+    x[0, 0, 0] = 0
+    _, variance, _ = merge(x, [(0, 2)])
+    np.testing.assert_allclose(variance, x.var(), rtol=1e-9)
+
+
 def test_global_statistics_are_0_without_any_update():
     mean, inverse = np.empty((2, 1))
     norm.bn_global(np.full(1, 3.0), np.full(1, 4.0), np.zeros(1), mean, inverse, 0.25)
@@ -112,8 +119,12 @@ def test_scale_kernels_agree(dtype, rows, inner):
     span = 1, 3
     assert_agrees(norm.scale_multiply, x, w, empty(*shape), *span, dtype=dtype)
     assert_agrees(norm.scale_multiply_add, x, w, b, empty(*shape), *span, dtype=dtype)
+    kept = empty(*shape)
+    assert_agrees(norm.scale_multiply_add_keep, x, w, b, kept, empty(*shape), *span, dtype=dtype)
     assert_agrees(norm.scale_backward_factor, x, dy, empty(2, 3), 1, *span, dtype=dtype)
     assert_agrees(norm.scale_backward_bias, dy, empty(2, 3), 1, *span, dtype=dtype)
+    partials = empty(2, 3), empty(2, 3)
+    assert_agrees(norm.scale_backward_both, x, dy, *partials, 1, *span, dtype=dtype)
 
 
 @DTYPES

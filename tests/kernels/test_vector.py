@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from cgdnn import machine
-from cgdnn.kernels._jit import INT, array, kernel
-from cgdnn.kernels.vector import add_sum, constant, emitted, lanes_of, transpose_block
+from cgdnn.kernels._jit import INT, REAL, array, kernel
+from cgdnn.kernels.vector import add_sum, constant, emitted, lanes_of, sums, transpose_block
 
 
 @kernel(array(1), array(1, "int64"))
@@ -128,3 +128,49 @@ def test_constants_are_known_in_kernels(dtype):
     x = np.zeros(1, dtype)
     three(x)
     assert x[0] == 3
+
+
+@emitted
+def _add_number(e, y, x, length, number):
+    for (source, target), mask in e.along(length, x, y):
+        e.store(e.builder.fadd(e.load(source, mask), e.splat(number)), target, mask)
+
+
+@sums(2)
+def _halves_and_whole(e, x, rows, row_step, length):
+    slots = [e.variable(part) for part in e.wide(e.zero())]
+    for (source,), mask in e.along_rows(rows, row_step, length, x):
+        for slot, part in zip(slots, e.wide(e.load(source, mask)), strict=True):
+            e.builder.store(e.builder.fadd(e.builder.load(slot), part), slot)
+    totals = [e.total(e.builder.load(slot)) for slot in slots]
+    return totals[0], totals[-1]
+
+
+@kernel(array(1), array(1), REAL, INT)
+def add_number(y, x, number, length):
+    _add_number(y, x, length, number)
+
+
+@kernel(array(2), array(1, "float64"))
+def sum_corner(x, y):
+    y[0], y[1] = _halves_and_whole(x, 3, x.shape[1], x.shape[1] - 1)
+
+
+@pytest.mark.parametrize("length", [0, 1, 16, 37])
+def test_along_a_row_touches_all_of_it_and_no_more(dtype, length):
+    x, y = np.arange(40, dtype=dtype), np.full(40, -1, dtype)
+    add_number(y, x, 0.5, length)
+    np.testing.assert_array_equal(y, np.where(x < length, x + 0.5, -1))
+
+
+@pytest.mark.parametrize("columns", [2, 9, 40])
+def test_sums_over_rows_are_taken_in_float64(dtype, columns):
+    x = np.full((4, columns), 2.0**24, dtype)
+    x[:, 0] += 1 if dtype == "float64" else 2
+    x[:, -1], x[3] = np.nan, np.nan
+    y = np.zeros(2)
+    sum_corner(x, y)
+    if dtype == "float64":
+        assert y[0] == y[1] == x[:3, :-1].sum()
+    else:
+        assert y[0] + y[1] == x[:3, :-1].astype("float64").sum()

@@ -84,6 +84,11 @@ def scale_multiply_add(x, w, b, y, begin, end):
                     y[n, r, d, i] = float(x[n, r, d, i]) * _factor(w, n, d) + _factor(b, n, d)
 
 
+def scale_multiply_add_keep(x, w, b, kept, y, begin, end):
+    kept[begin:end] = x[begin:end]
+    scale_multiply_add(x, w, b, y, begin, end)
+
+
 def _products(x, dy, n, d):
     return [
         float(x[n, r, d, i]) * float(dy[n, r, d, i])
@@ -99,6 +104,11 @@ def scale_backward_factor(x, dy, partial, piece, begin, end):
 
 def scale_backward_bias(dy, partial, piece, begin, end):
     scale_backward_factor(dy * 0 + 1, dy, partial, piece, begin, end)
+
+
+def scale_backward_both(x, dy, factor, bias, piece, begin, end):
+    scale_backward_factor(x, dy, factor, piece, begin, end)
+    scale_backward_bias(dy, bias, piece, begin, end)
 
 
 def scale_backward_factor_rows(x, dy, dw, accumulate, begin, end):
