@@ -7,6 +7,7 @@ machine: sizes of blocks decide the order of sums.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,8 @@ _RELAY, _OUTPUT = 0.25, 0.2
 """Nanoseconds of a value that is re-laid, and of one that is transposed to the output."""
 _TOGETHER = 8
 """Images that are re-laid at a time, at most."""
+_KEPT = 256
+"""Answers that are remembered: planning asks for costs and steps apart."""
 _FLAT_COLUMNS, _FLAT_PIXELS = 14, 1024
 """Images of 1x1 convolutions narrower than this, and not larger, count as one row."""
 
@@ -180,12 +183,14 @@ class Stencil:
     cost: float
 
 
+@lru_cache(maxsize=_KEPT)
 def forward(window: Window, *, pixel_lanes: bool) -> Stencil:
     """Return how to compute y from x."""
     axes = _forward_taps(window.rows), _forward_taps(window.columns)
     return _stencil(window, window.channels, window.filters, axes, pixel_lanes)
 
 
+@lru_cache(maxsize=_KEPT)
 def backward_data(window: Window, *, pixel_lanes: bool) -> Stencil:
     """Return how to compute dx from dy.
 
@@ -389,6 +394,7 @@ class WeightStencil:
     cost: float
 
 
+@lru_cache(maxsize=_KEPT)
 def backward_weights(window: Window) -> WeightStencil:
     """Return how to compute dw from x and dy."""
     rows, columns, lanes = window.rows, window.columns, unit_filters()

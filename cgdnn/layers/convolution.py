@@ -318,10 +318,12 @@ class Convolution(Layer):
             return "serves two spatial axes with stride 1 and dilation 1"
         if self._weight_view[2] != self._weight_view[3] or self._weight_view[2] not in TAPS:
             return f"serves kernels of {' and '.join(f'{size}x{size}' for size in TAPS)}"
-        transformed, plain = self._winograd().cost(which), self._sample_cost * self._samples
-        if transformed >= plain:
-            return f"would take {transformed / plain:.1f} times as long as unfolding"
-        return None
+        plain, name = min(
+            (self._sample_cost * self._samples, "unfolding"),
+            (self._direct(pixel_lanes=False).cost(which), "direct convolution"),
+        )
+        share = self._winograd().cost(which) / plain
+        return f"would take {share:.1f} times as long as {name}" if share >= 1 else None
 
     def _direct(self, pixel_lanes: bool) -> Direct:
         sides = [
@@ -337,18 +339,16 @@ class Convolution(Layer):
     def _direct_candidates(self, which: str) -> list[Candidate]:
         """Return the direct kernels, the ones that should be faster first."""
         lanes = [False] if which == "backward_weights" else [False, True]
-        if all(self._serves_direct(which, pixels) is None for pixels in lanes):
-            lanes.sort(key=lambda pixels: self._direct(pixels).cost(which))
-        return [
-            Candidate(
-                "direct_pixels" if pixels else "direct",
-                lambda layer, operands, pixels=pixels: getattr(self._direct(pixels), which)(
-                    operands
-                ),
-                lambda layer, pixels=pixels: self._refuse_direct(which, pixels),
-            )
-            for pixels in lanes
-        ]
+        if all(self._serves_direct(which, pixel_lanes) is None for pixel_lanes in lanes):
+            lanes.sort(key=lambda pixel_lanes: self._direct(pixel_lanes).cost(which))
+        return [self._direct_candidate(which, pixel_lanes) for pixel_lanes in lanes]
+
+    def _direct_candidate(self, which: str, pixel_lanes: bool) -> Candidate:
+        return Candidate(
+            "direct_pixels" if pixel_lanes else "direct",
+            lambda layer, operands: getattr(self._direct(pixel_lanes), which)(operands),
+            lambda layer: self._refuse_direct(which, pixel_lanes),
+        )
 
     def _serves_direct(self, which: str, pixel_lanes: bool) -> str | None:
         if len(self._axes) > 2:

@@ -99,7 +99,7 @@ def test_winograd_is_chosen_for_wide_layers_in_every_pass():
     ):
         assert {candidate.name for candidate in chosen(fields, shape)[0].values()} == {"winograd"}
         exact = chosen(fields, shape, exact=True)[0]
-        assert {candidate.name for candidate in exact.values()} == {"unfold_gemm"}
+        assert "winograd" not in {candidate.name for candidate in exact.values()}
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ def test_winograd_is_chosen_for_wide_layers_in_every_pass():
         ("32 kernel_size: 3", (2, 32, 16), "serves two spatial axes"),
         ("32 kernel_size: 7", (2, 32, 16, 16), "serves kernels of 3x3 and 5x5"),
         ("32 kernel_h: 3 kernel_w: 5", (2, 32, 16, 16), "serves kernels of 3x3 and 5x5"),
-        ("32 kernel_size: 5 pad: 2", (100, 1, 32, 32), "times as long as unfolding"),
-        ("32 kernel_size: 3 group: 32", (8, 32, 32, 32), "times as long as unfolding"),
+        ("32 kernel_size: 5 pad: 2", (100, 1, 32, 32), "times as long as"),
+        ("32 kernel_size: 3 group: 32", (8, 32, 32, 32), "times as long as"),
     ],
 )
 def test_winograd_is_refused_with_a_reason(fields, shape, reason):
     choices, layer = chosen(fields, shape)
-    assert choices["forward"].name == "unfold_gemm"
+    assert choices["forward"].name != "winograd"
     refused = {c.name: c.refuse(layer) for c in layer.candidates("forward")}
     assert reason in refused["winograd"]
 
