@@ -51,8 +51,8 @@ class SuiteLayer:
         """Whether the zeros are swept over it unless all layers are asked for."""
         return self.name.startswith(("cifar10", "mnist"))
 
-    def assemble(self, batch: int) -> Assembly:
-        """Return a net of an Input layer and this convolution, with all its passes."""
+    def describe(self, batch: int) -> NetParameter:
+        """Return a net of an Input layer and this convolution."""
         message = NetParameter(name=self.name, force_backward=True)
         data = message.layer.add(name="data", type="Input", top=["data"])
         data.input_param.shape.add(dim=(batch, self.channels, self.size, self.size))
@@ -60,7 +60,11 @@ class SuiteLayer:
         layer.convolution_param.num_output = self.filters
         layer.convolution_param.kernel_size.append(self.kernel)
         layer.convolution_param.stride.append(self.stride)
-        return assemble(build_graph(read_net(message), "TRAIN"))
+        return message
+
+    def assemble(self, batch: int) -> Assembly:
+        """Return the same with shapes, and with all passes."""
+        return assemble(build_graph(read_net(self.describe(batch)), "TRAIN"))
 
     def __str__(self) -> str:
         return (

@@ -22,21 +22,22 @@ the extra ``peer`` (PyTorch), in this environment or in the one of --peer-python
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
-import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.benchmarks.contender import Contender, Facts, FailedError, alternate, ratio, serve
 
 if TYPE_CHECKING:
-    from cgdnn import Net, Solver
+    from cgdnn import Solver
 
 HERE = Path(__file__).resolve()
 ROOT = HERE.parents[2]
@@ -149,13 +150,13 @@ def make_solver(name: str, threads: int, *, exact: bool = False, data: str | Non
     return solver
 
 
-Facts = dict[str, Any]
-
-
-def facts_of(net: Net) -> Facts:
+def facts_of(solver: Solver) -> Facts:
     """Return the flops of a step, the share of zeros, and the peak of a core now."""
     from cgdnn.runtime.measure import peak_flops
 
+    net = solver.net
+    net.watch_zeros()
+    solver.step(1)
     zeros = net.count_zeros()
     flops = weighted = weights = 0.0
     for planned in net.assembly.layers:
@@ -167,125 +168,50 @@ def facts_of(net: Net) -> Facts:
     return {"flops": flops, "zeros": weighted / max(1.0, weights), "peak": peak_flops()}
 
 
-def serve(kind: str, name: str, threads: int, data: str | None) -> None:
-    """Run as a contender: for a number on stdin, run so many steps and print their seconds.
-
-    At the end of stdin, print the facts. What is raised is printed, and ends it.
-    """
-    try:
-        contend(kind, name, threads, data)
-    except Exception as error:
-        print(json.dumps(f"{type(error).__name__}: {error}"), flush=True)
+def megabytes() -> float:
+    """Return the peak of this process's resident memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def contend(kind: str, name: str, threads: int, data: str | None) -> None:
-    """Make the steps of a contender and run them (see `serve`)."""
+def contend(
+    kind: str, name: str, threads: int, data: str | None
+) -> tuple[Callable[[], float], Callable[[], Facts]]:
+    """Return the step of a contender, and what it tells at the end."""
     contest = CONTESTS[name]
-    facts: Callable[[], Facts] = dict
-    if kind.startswith("cgdnn"):
-        folder = data if contest.has_data else None
-        solver = make_solver(name, threads, exact=kind == "cgdnn_exact", data=folder)
-        solver.step(WARM_WITH_DATA if folder else contest.warm)
-        solver.net.choose_kernels(solver.net.count_zeros())  # for long steps it is early else
-
-        def step() -> float:
-            start = time.perf_counter()
-            solver.step(1)
-            return time.perf_counter() - start
-
-        def facts() -> Facts:
-            return facts_of(solver.net)
-
-    else:
-        sys.path.insert(0, str(HERE.parent))
-        import peer  # type: ignore[import-not-found]  # what it imports is not installed here
+    if not kind.startswith("cgdnn"):
+        from tests.benchmarks import peer
 
         way = kind.removesuffix(KEEP)
         step = peer.make_step(name, contest.shape, contest.classes, threads, way)
-    for line in sys.stdin:
-        print(json.dumps([step() for _ in range(int(line))]), flush=True)
-    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"megabytes": megabytes, **facts()}), flush=True)
+        return step, lambda: {"megabytes": megabytes()}
+    folder = data if contest.has_data else None
+    solver = make_solver(name, threads, exact=kind == "cgdnn_exact", data=folder)
+    solver.step(WARM_WITH_DATA if folder else contest.warm)
+    solver.net.watch_zeros()
+    solver.step(1)
+    solver.net.choose_kernels(solver.net.count_zeros())  # few steps would not come to it
+
+    def own_step() -> float:
+        start = time.perf_counter()
+        solver.step(1)
+        return time.perf_counter() - start
+
+    return own_step, lambda: {"megabytes": megabytes(), **facts_of(solver)}
 
 
-class FailedError(Exception):
-    """A contender cannot run; the text is what it raised."""
+def contender(kind: str, name: str, threads: int, args: argparse.Namespace) -> Contender:
+    """Start a contender."""
+    command = [sys.executable if kind.startswith("cgdnn") else args.peer_python, str(HERE)]
+    command += [f"--data={args.data}"] * (args.data is not None)
+    command += ["--serve", kind, name, str(threads)]
+    steps = args.steps or CONTESTS[name].steps
+    return Contender(command, steps, KEEPS if kind.endswith(KEEP) else {})
 
 
-class Contender:
-    """A process that runs steps when asked.
-
-    Attributes
-    ----------
-    rounds : list of float
-        Median milliseconds of a step, by round.
-    """
-
-    def __init__(self, kind: str, name: str, threads: int, args: argparse.Namespace) -> None:
-        own = kind.startswith("cgdnn")
-        self.kind = kind
-        self.contest = CONTESTS[name]
-        self.rounds: list[float] = []
-        self.steps = args.steps or self.contest.steps
-        hidden = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
-        environment = {key: value for key, value in os.environ.items() if key not in hidden}
-        words = [sys.executable if own else args.peer_python, str(HERE)]
-        words += [f"--data={args.data}"] * (args.data is not None)
-        words += ["--serve", kind, name, str(threads)]
-        self.process = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment | (KEEPS if kind.endswith(KEEP) else {}),
-        )
-
-    def run(self, steps: int) -> list[float]:
-        """Return the milliseconds of so many steps.
-
-        Raises
-        ------
-        FailedError
-        """
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        try:
-            self.process.stdin.write(f"{steps}\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has said why
-        answer = json.loads(self.process.stdout.readline() or '"the process died"')
-        if isinstance(answer, str):
-            raise FailedError(answer)
-        return [1e3 * seconds for seconds in answer]
-
-    def warm_up(self) -> None:
-        """Run steps that are not counted."""
-        self.run(3 if self.contest.steps > 1 else 1)
-
-    def run_round(self) -> None:
-        """Run the steps of a round."""
-        self.rounds.append(statistics.median(self.run(self.steps)))
-
-    @property
-    def milliseconds(self) -> float:
-        """The median of the rounds."""
-        return statistics.median(self.rounds)
-
-    def end(self) -> Facts:
-        """Let the process end; return its facts."""
-        output, _ = self.process.communicate()
-        facts: Facts = json.loads(output)
-        return facts
-
-    def __enter__(self) -> Contender:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
+def warm_up(those: Sequence[Contender]) -> None:
+    """Run steps that are not counted, so that what is compiled or allocated once is."""
+    for one in those:
+        one.run(3 if one.steps > 1 else 1)
 
 
 def best_peer(name: str, threads: int, args: argparse.Namespace) -> str | None:
@@ -293,11 +219,10 @@ def best_peer(name: str, threads: int, args: argparse.Namespace) -> str | None:
     seen: dict[str, float] = {}
     for kind in [way + ending for way in args.peers for ending in ("", KEEP)]:
         try:
-            with Contender(kind, name, threads, args) as contender:
-                contender.warm_up()
-                for _ in range(2):
-                    contender.run_round()
-                seen[kind] = contender.milliseconds
+            with contender(kind, name, threads, args) as one:
+                warm_up([one])
+                alternate([one], 2)
+                seen[kind] = one.milliseconds
         except FailedError as error:
             print(f"  PyTorch {kind} cannot run: {error}", flush=True)
     times = ", ".join(f"{kind} {milliseconds:.2f} ms" for kind, milliseconds in seen.items())
@@ -317,43 +242,30 @@ def compare(name: str, threads: int, args: argparse.Namespace) -> list[str]:
     peer = best_peer(name, threads, args)
     with ExitStack() as stack:
         kinds = ["cgdnn", "cgdnn_exact", *([peer] if peer else [])]
-        contenders = [stack.enter_context(Contender(k, name, threads, args)) for k in kinds]
-        for contender in contenders:
-            contender.warm_up()
-        for _ in range(args.rounds or contest.rounds):
-            for contender in contenders:
-                contender.run_round()
-        facts = [contender.end() for contender in contenders]
-    own, exact, *others = contenders
+        those = [stack.enter_context(contender(kind, name, threads, args)) for kind in kinds]
+        warm_up(those)
+        alternate(those, args.rounds or contest.rounds)
+        facts = [one.end() for one in those]
+    own, exact, *others = those
     rate = facts[0]["flops"] / (1e-3 * own.milliseconds)
-    cells = [name, str(contest.shape[0]), str(threads), f"{own.milliseconds:.2f}"]
-    cells += [f"{other.milliseconds:.2f}" for other in others] or ["-"]
-    cells += [ratio(others, own), f"{exact.milliseconds:.2f}", ratio(others, exact)]
-    cells += [f"{rate / facts[0]['peak'] / threads:.2f}", f"{facts[0]['zeros']:.2f}"]
-    cells += [f"{fact['megabytes']:.0f}" for fact in (facts[0], *facts[2:])]
-    return [*cells, peer] if peer else [*cells, "-", "-"]
-
-
-def ratio(over: Sequence[Contender], under: Contender) -> str:
-    """Return the median over the rounds of the first one's time over the other's."""
-    if not over:
-        return "-"
-    pairs = zip(over[0].rounds, under.rounds, strict=True)
-    return f"{statistics.median(a / b for a, b in pairs):.2f}"
+    peers = [f"{other.milliseconds:.2f}" for other in others] or ["-"]
+    ratios = [[f"{ratio(other, one):.2f}" for other in others] or ["-"] for one in (own, exact)]
+    return [
+        *(name, str(contest.shape[0]), str(threads), f"{own.milliseconds:.2f}"),
+        *(*peers, *ratios[0], f"{exact.milliseconds:.2f}", *ratios[1]),
+        *(f"{rate / facts[0]['peak'] / threads:.2f}", f"{facts[0]['zeros']:.2f}"),
+        f"{facts[0]['megabytes']:.0f}",
+        *([f"{fact['megabytes']:.0f}" for fact in facts[2:]] or ["-"]),
+        peer or "-",
+    ]
 
 
 def speedup(name: str, args: argparse.Namespace) -> float:
     """Return how much faster two threads are than one, as the median of paired rounds."""
-    with ExitStack() as stack:
-        one, two = (
-            stack.enter_context(Contender("cgdnn", name, threads, args)) for threads in (1, 2)
-        )
-        for contender in (one, two):
-            contender.warm_up()
-        for _ in range(args.rounds or CONTESTS[name].rounds):
-            one.run_round()
-            two.run_round()
-    return statistics.median(a / b for a, b in zip(one.rounds, two.rounds, strict=True))
+    with contender("cgdnn", name, 1, args) as one, contender("cgdnn", name, 2, args) as two:
+        warm_up([one, two])
+        alternate([one, two], args.rounds or CONTESTS[name].rounds)
+    return ratio(one, two)
 
 
 def lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -378,7 +290,8 @@ def main() -> None:
     parser.add_argument("--serve", nargs=3, metavar=("KIND", "NET", "THREADS"))
     args = parser.parse_args()
     if args.serve:
-        serve(args.serve[0], args.serve[1], int(args.serve[2]), args.data)
+        kind, name, threads = args.serve
+        serve(lambda: contend(kind, name, int(threads), args.data))
         return
     rows: list[Sequence[str]] = [HEAD]
     speedups = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -219,5 +219,31 @@ def make_step(
         functional.cross_entropy(forward(x), y).backward()
         optimizer.step()
         return time.perf_counter() - start
+
+    return step
+
+
+def make_forward(sizes: Sequence[int], threads: int, way: str) -> Callable[[], float]:
+    """Return a function that runs one convolution and gives its seconds.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Batch, input size, filters, channels, kernel and stride.
+    threads : int
+    way : str
+        "default" or "channels_last".
+    """
+    batch, size, filters, channels, kernel, stride = sizes
+    torch.set_num_threads(threads)
+    form = torch.channels_last if way == "channels_last" else torch.contiguous_format
+    net = nn.Conv2d(channels, filters, kernel, stride).to(memory_format=form)
+    x = torch.randn(batch, channels, size, size).to(memory_format=form)
+
+    def step() -> float:
+        with torch.no_grad():
+            start = time.perf_counter()
+            net(x)
+            return time.perf_counter() - start
 
     return step
