@@ -54,6 +54,8 @@ _PADDING = 5
 """Vectors between frequencies: the places of a tile in V must not all fall into the same sets."""
 _NEAR_BYTES = 800 << 10
 """Part of the second cache that U, V and M of a block may fill, in bytes of float32."""
+_PART_BYTES = 6 << 20
+"""Part of the third cache that a part of U may fill, in bytes of float32."""
 _FEWEST_TILES, _MOST_TILES = 24, 100
 
 
@@ -82,6 +84,14 @@ def filters_shape(taps: int, group: int, depth: int, columns: int) -> tuple[int,
     """
     width = min(panel_vectors() * _lanes(), padded(columns))
     return group * -(-columns // width), (taps + OUTPUTS - 1) ** 2, depth + 1, width
+
+
+def part_shape(taps: int, depth: int, columns: int) -> tuple[int, int, int]:
+    """Return the shape of the part of U that `winograd_products` keeps in scratch."""
+    frequencies = (taps + OUTPUTS - 1) ** 2
+    width = filters_shape(taps, 1, depth, columns)[3]
+    rows = _PART_BYTES // (4 * frequencies * width) // _lanes() * _lanes()
+    return frequencies, min(max(rows, _lanes()), padded(depth)) + 1, width
 
 
 def filters_scratch(taps: int) -> int:
@@ -175,18 +185,18 @@ def _tile_rows(tiles):  # type: ignore[no-untyped-def]
 
 
 @device
-def _block_count(shape, blocking, begin, end):  # type: ignore[no-untyped-def]
-    """Return the blocks of the groups [begin, end) of images, with planes of this shape."""
+def _block_count(plane, blocking, begin, end):  # type: ignore[no-untyped-def]
+    """Return the blocks of the groups [begin, end) of images, with planes of this size."""
     _, down, across = blocking
-    rows, columns = (shape[2] + OUTPUTS - 1) // OUTPUTS, (shape[3] + OUTPUTS - 1) // OUTPUTS
+    rows, columns = (plane[0] + OUTPUTS - 1) // OUTPUTS, (plane[1] + OUTPUTS - 1) // OUTPUTS
     return (end - begin) * ((rows + down - 1) // down) * ((columns + across - 1) // across)
 
 
 @device
-def _block_at(index, shape, blocking, begin):  # type: ignore[no-untyped-def]
+def _block_at(index, plane, blocking, begin):  # type: ignore[no-untyped-def]
     """Return first and count of the images, the tile rows and the tile columns of a block."""
     images, down, across = blocking
-    rows, columns = (shape[2] + OUTPUTS - 1) // OUTPUTS, (shape[3] + OUTPUTS - 1) // OUTPUTS
+    rows, columns = (plane[0] + OUTPUTS - 1) // OUTPUTS, (plane[1] + OUTPUTS - 1) // OUTPUTS
     row_blocks, column_blocks = (rows + down - 1) // down, (columns + across - 1) // across
     above = index // column_blocks
     image = (begin + above // row_blocks) * images
@@ -195,6 +205,16 @@ def _block_at(index, shape, blocking, begin):  # type: ignore[no-untyped-def]
         image, images, row, min(down, rows - row),
         column, min(across, columns - column),
     )  # fmt: skip
+
+
+@device
+def _sides(taps, transposed, pad_h, pad_w):  # type: ignore[no-untyped-def]
+    """Return the kind of the transforms, and for x and for y the shift and the size of patches."""
+    kind = taps // 2 - 1 + transposed * len(TAPS)
+    around, nothing = (-pad_h, -pad_w), (0, 0)
+    if transposed:
+        return kind, nothing, OUTPUTS, around, taps + OUTPUTS - 1
+    return kind, around, taps + OUTPUTS - 1, nothing, OUTPUTS
 
 
 @device
@@ -210,8 +230,9 @@ def _patches(first, count, patch, shift, size):  # type: ignore[no-untyped-def]
 
 @device
 def _image_to_tiles(  # type: ignore[no-untyped-def]
-    x, channel, channels, block, shift, patch, kind, plane, v, v_block, v_frequency, sums, summed
-):
+    x, channel, channels, block, shift, patch, kind, plane, v, v_start, v_block, v_frequency,
+    sums, summed,
+):  # fmt: skip
     """Transform the tiles of a block; add each channel's plane to `sums` if `summed` is 1."""
     lanes = lanes_of(x)
     area = x.shape[2] * x.shape[3]
@@ -236,15 +257,16 @@ def _image_to_tiles(  # type: ignore[no-untyped-def]
             for d in range(down):
                 tiles_from_plane(
                     plane, d * OUTPUTS * stride, stride,
-                    v, first // lanes * v_block + (i * down + d) * across * lanes, v_frequency,
-                    across, kind,
+                    v, v_start + first // lanes * v_block + (i * down + d) * across * lanes,
+                    v_frequency, across, kind,
                 )  # fmt: skip
 
 
 @device
 def _tiles_to_image(  # type: ignore[no-untyped-def]
-    m, m_block, m_frequency, channel, channels, block, shift, patch, kind, plane, bias, has_bias, y
-):
+    m, m_start, m_block, m_frequency, channel, channels, block, shift, patch, kind, plane,
+    bias, has_bias, y,
+):  # fmt: skip
     """Set the part of y that the products of a block give."""
     lanes = lanes_of(y)
     area = y.shape[2] * y.shape[3]
@@ -259,8 +281,8 @@ def _tiles_to_image(  # type: ignore[no-untyped-def]
             fill_zero(plane, 0, rows * columns * overlap)
             for d in range(down):
                 tiles_to_plane(
-                    m, first // lanes * m_block + (i * down + d) * across * lanes, m_frequency,
-                    across, plane, d * OUTPUTS * stride, stride,
+                    m, m_start + first // lanes * m_block + (i * down + d) * across * lanes,
+                    m_frequency, across, plane, d * OUTPUTS * stride, stride,
                     bias, channel + first, valid * has_bias, kind,
                 )  # fmt: skip
             start = ((image + i) * y.shape[1] + channel + first) * area
@@ -305,33 +327,49 @@ def winograd_filters(w, u, group, columns, form, plane, begin, end):  # type: ig
     form : int
     plane : array (filters_scratch(taps),)
     """
+    for unit in range(begin, end):
+        _transform_filters(
+            w, group, columns, form, unit, u.shape[3], 0, u.shape[2] - 1,
+            plane, u, unit * u.shape[1] * u.shape[2] * u.shape[3], u.shape[2] * u.shape[3],
+        )  # fmt: skip
+
+
+@device
+def _transform_filters(  # type: ignore[no-untyped-def]
+    w, group, columns, form, unit, width, k_begin, k_end, plane, u, u_start, u_frequency
+):
+    """Make the rows [k_begin, k_end) of a unit of U, whose rows are `width` apart."""
     lanes = lanes_of(w)
     area = w.shape[2] * w.shape[3]
     filters, channels = w.shape[0] // group, w.shape[1]
-    units, depth, width = u.shape[0] // group, u.shape[2] - 1, u.shape[3]
-    frequency = u.shape[2] * width
+    g, left = _unit_at(unit, columns, width)
     first, step = 0, lanes
     if form == FLIPPED:
         first, step = (area - 1) * lanes, -lanes
-    for unit in range(begin, end):
-        g = unit // units
-        left = (unit - g * units) * width
-        for block in range(left, min(left + width, columns), lanes):
-            valid = min(lanes, columns - block)
-            for k in range(0, depth, lanes):
-                count = min(lanes, depth - k)
-                if form == FORWARD:
-                    source = ((g * filters + block) * channels + k) * area
-                    to_lanes(w, source, channels * area, valid, plane, 0, count * area)
-                else:
-                    for i in range(count):
-                        source = ((g * filters + k + i) * channels + block) * area
-                        to_lanes(w, source, area, valid, plane, i * area * lanes, area)
-                filters_to_panel(
-                    plane, first, step, count,
-                    u, unit * u.shape[1] * frequency + k * width + block - left, width, frequency,
-                    w.shape[2] // 2 - 1,
-                )  # fmt: skip
+    for block in range(left, min(left + width, columns), lanes):
+        valid = min(lanes, columns - block)
+        for k in range(k_begin, k_end, lanes):
+            count = min(lanes, k_end - k)
+            if form == FORWARD:
+                source = ((g * filters + block) * channels + k) * area
+                to_lanes(w, source, channels * area, valid, plane, 0, count * area)
+            else:
+                for i in range(count):
+                    source = ((g * filters + k + i) * channels + block) * area
+                    to_lanes(w, source, area, valid, plane, i * area * lanes, area)
+            filters_to_panel(
+                plane, first, step, count,
+                u, u_start + (k - k_begin) * width + block - left, width, u_frequency,
+                w.shape[2] // 2 - 1,
+            )  # fmt: skip
+
+
+@device
+def _unit_at(unit, columns, width):  # type: ignore[no-untyped-def]
+    """Return the group of a unit and its first column there."""
+    units = (columns + width - 1) // width
+    g = unit // units
+    return g, (unit - g * units) * width
 
 
 @kernel(
@@ -370,24 +408,19 @@ def conv_winograd(  # type: ignore[no-untyped-def]
     v_block = _tile_rows(images * down * across) * lanes
     v_frequency = (channels + lanes - 1) // lanes * v_block + _PADDING * lanes
     m_frequency = (filters + lanes - 1) // lanes * v_block + _PADDING * lanes
-    kind = taps // 2 - 1 + transposed * len(TAPS)
-    shape = x.shape if transposed else y.shape
-    around, nothing = (-pad_h, -pad_w), (0, 0)
-    x_shift, y_shift = (nothing, around) if transposed else (around, nothing)
-    x_patch, y_patch = taps + OUTPUTS - 1, OUTPUTS
-    if transposed:
-        x_patch, y_patch = y_patch, x_patch
+    kind, x_shift, x_patch, y_shift, y_patch = _sides(taps, transposed, pad_h, pad_w)
+    covered = (x.shape[2], x.shape[3]) if transposed else (y.shape[2], y.shape[3])
     blocking = (images, down, across)
-    count = _block_count(shape, blocking, begin, end)
+    count = _block_count(covered, blocking, begin, end)
     for unit in range(count * group):
         g = unit % group
-        block = _block_at(unit // group, shape, blocking, begin)
+        block = _block_at(unit // group, covered, blocking, begin)
         _image_to_tiles(
             x, g * channels, channels, block, x_shift, x_patch, kind,
-            plane, v, v_block, v_frequency, plane, 0,
+            plane, v, 0, v_block, v_frequency, plane, 0,
         )  # fmt: skip
         after = min(unit + 1, count * group - 1)
-        ahead = _block_at(after // group, shape, blocking, begin)
+        ahead = _block_at(after // group, covered, blocking, begin)
         for frequency in range(u.shape[1]):
             _prefetch(
                 x, after % group * channels, channels, ahead, x_shift, x_patch,
@@ -398,7 +431,7 @@ def conv_winograd(  # type: ignore[no-untyped-def]
                 v_block, block[1] * block[3] * block[5], filters,
             )  # fmt: skip
         _tiles_to_image(
-            m, v_block, m_frequency, g * filters, filters, block, y_shift, y_patch, kind,
+            m, 0, v_block, m_frequency, g * filters, filters, block, y_shift, y_patch, kind,
             plane, b, has_bias, y,
         )  # fmt: skip
 
@@ -409,18 +442,146 @@ def _multiply(v, v_start, u, g, frequency, m, m_start, v_block, tiles, filters):
     lanes = lanes_of(v)
     frequencies, channels, width = u.shape[1], u.shape[2] - 1, u.shape[3]
     units = (filters + width - 1) // width
-    panel = panel_columns(v)
-    for column in range(0, filters, panel):
-        unit = column // width
+    for unit in range(units):
         u_start = ((g * units + unit) * frequencies + frequency) * u.shape[2] * width
-        u_start += column - unit * width
-        vectors = (min(panel, filters - column) + lanes - 1) // lanes
         for k in range(0, channels, _DEPTH):
-            multiply_blocks(
-                v, v_start + k // lanes * v_block, lanes, lanes * lanes, 1, v_block,
-                tiles, min(_DEPTH, channels - k),
-                u, u_start + k * width, width, lanes, vectors,
-                m, m_start + column // lanes * v_block, lanes, lanes * lanes, v_block, k,
+            _multiply_unit(
+                v, v_start + k // lanes * v_block, tiles, min(_DEPTH, channels - k),
+                u, u_start + k * width, width, min(width, filters - unit * width),
+                m, m_start + unit * width // lanes * v_block, v_block, k,
+            )  # fmt: skip
+
+
+@device
+def _multiply_unit(  # type: ignore[no-untyped-def]
+    v, v_start, tiles, depth, u, u_start, width, columns, m, m_start, v_block, keep
+):
+    """M (+)= V U for one frequency, one unit of filters and some channels."""
+    lanes = lanes_of(v)
+    panel = panel_columns(v)
+    for column in range(0, columns, panel):
+        multiply_blocks(
+            v, v_start, lanes, lanes * lanes, 1, v_block, tiles, depth,
+            u, u_start + column, width, lanes, (min(panel, columns - column) + lanes - 1) // lanes,
+            m, m_start + column // lanes * v_block, lanes, lanes * lanes, v_block, keep,
+        )  # fmt: skip
+
+
+@kernel(array(4), array(3), INT, INT, INT, INT, INT, INT, scratch(1), INT, INT)
+def winograd_inputs(  # type: ignore[no-untyped-def]
+    x, v, group, taps, transposed, pad_h, pad_w, images, plane, begin, end
+):
+    """Transform the groups [begin, end) of `images` images to V.
+
+    With `winograd_products` and `winograd_outputs` this does what `winograd_filters` and
+    `conv_winograd` do, for layers with few tiles and many weights: V and M lie in memory as a
+    whole, and U only exists part by part in scratch.
+
+    Parameters
+    ----------
+    x : array (N, C, H, W)
+    v : array (N / images, group, Blocking.tiles_scratch(C / group))
+    group, taps, transposed, pad_h, pad_w, images
+        As in `conv_winograd`; a block holds whole images.
+    plane : array
+        Scratch; see `Blocking`.
+    """
+    lanes = lanes_of(x)
+    channels = x.shape[1] // group
+    kind, shift, patch, _, _ = _sides(taps, transposed, pad_h, pad_w)
+    rows, columns = x.shape[2], x.shape[3]
+    if not transposed:
+        rows, columns = rows + 2 * pad_h - taps + 1, columns + 2 * pad_w - taps + 1
+    down, across = (rows + OUTPUTS - 1) // OUTPUTS, (columns + OUTPUTS - 1) // OUTPUTS
+    v_block = _tile_rows(images * down * across) * lanes
+    v_frequency = (channels + lanes - 1) // lanes * v_block + _PADDING * lanes
+    for index in range(begin, end):
+        for g in range(group):
+            _image_to_tiles(
+                x, g * channels, channels, (index * images, images, 0, down, 0, across),
+                shift, patch, kind,
+                plane, v, (index * group + g) * v.shape[2], v_block, v_frequency, plane, 0,
+            )  # fmt: skip
+
+
+@kernel(array(3), array(4), array(3), INT, INT, INT, INT, scratch(1), scratch(3), INT, INT)
+def winograd_products(v, w, m, group, columns, form, tiles, plane, u, begin, end):  # type: ignore[no-untyped-def]
+    """Compute the units [begin, end) of M, the products of V and the transformed filters.
+
+    Parameters
+    ----------
+    v : array (blocks, group, Blocking.tiles_scratch(depth))
+    w : array (Co, C / group, taps, taps)
+    m : array (units, blocks, Blocking.tiles_scratch(columns of a unit))
+    group, columns, form
+        As in `winograd_filters`, of whose units M has as many.
+    tiles : int
+        Tiles in a block.
+    plane : array (filters_scratch(taps),)
+    u : array (n * n, rows + 1, columns of a unit)
+        A part of U.
+    """
+    lanes = lanes_of(v)
+    frequencies, rows, width = u.shape[0], u.shape[1] - 1, u.shape[2]
+    depth = w.shape[1] if form == FORWARD else w.shape[0] // group
+    block = _tile_rows(tiles) * lanes
+    v_frequency = (depth + lanes - 1) // lanes * block + _PADDING * lanes
+    m_frequency = (width + lanes - 1) // lanes * block + _PADDING * lanes
+    for unit in range(begin, end):
+        g, left = _unit_at(unit, columns, width)
+        for k in range(0, depth, rows):
+            k_end = min(k + rows, depth)
+            _transform_filters(
+                w, group, columns, form, unit, width, k, k_end, plane, u, 0, (rows + 1) * width
+            )
+            for frequency in range(frequencies):
+                for index in range(v.shape[0]):
+                    v_start = (index * group + g) * v.shape[2] + frequency * v_frequency
+                    for i in range(k, k_end, _DEPTH):
+                        _multiply_unit(
+                            v, v_start + i // lanes * block, tiles, min(_DEPTH, k_end - i),
+                            u, (frequency * (rows + 1) + i - k) * width, width,
+                            min(width, columns - left),
+                            m, (unit * v.shape[0] + index) * m.shape[2] + frequency * m_frequency,
+                            block, i,
+                        )  # fmt: skip
+
+
+@kernel(
+    array(3), array(1), INT, array(4), INT, INT, INT, INT, INT, INT, INT, scratch(1), INT, INT
+)
+def winograd_outputs(  # type: ignore[no-untyped-def]
+    m, b, has_bias, y, group, taps, transposed, pad_h, pad_w, images, width, plane, begin, end
+):
+    """Transform M back to the groups [begin, end) of `images` images.
+
+    Parameters
+    ----------
+    m : array (units, N / images, Blocking.tiles_scratch(width))
+    b, has_bias, y, group, taps, transposed, pad_h, pad_w, images
+        As in `conv_winograd`; a block holds whole images.
+    width : int
+        Columns of a unit.
+    plane : array
+        Scratch; see `Blocking`.
+    """
+    lanes = lanes_of(y)
+    filters = y.shape[1] // group
+    kind, _, _, shift, patch = _sides(taps, transposed, pad_h, pad_w)
+    rows, columns = y.shape[2], y.shape[3]
+    if transposed:
+        rows, columns = rows + 2 * pad_h - taps + 1, columns + 2 * pad_w - taps + 1
+    down, across = (rows + OUTPUTS - 1) // OUTPUTS, (columns + OUTPUTS - 1) // OUTPUTS
+    block = _tile_rows(images * down * across) * lanes
+    m_frequency = (width + lanes - 1) // lanes * block + _PADDING * lanes
+    for index in range(begin, end):
+        for unit in range(m.shape[0]):
+            g, left = _unit_at(unit, filters, width)
+            _tiles_to_image(
+                m, (unit * m.shape[1] + index) * m.shape[2], block, m_frequency,
+                g * filters + left, min(width, filters - left),
+                (index * images, images, 0, down, 0, across), shift, patch, kind, plane,
+                b, has_bias, y,
             )  # fmt: skip
 
 
@@ -471,22 +632,22 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
     width = min(panel_columns(x), filter_blocks * lanes)
     du_panel = (channel_blocks * lanes + 1) * width
     du_frequency = (together + width - 1) // width * du_panel
-    blocking = (images, down, across)
-    blocks = _block_count(dy.shape, blocking, begin, end)
+    blocking, covered = (images, down, across), (dy.shape[2], dy.shape[3])
+    blocks = _block_count(covered, blocking, begin, end)
     for o in range(unit_begin * together, unit_end * together, together):
         g = o // filters
         fill_zero(sums, 0, filter_blocks)
         for index in range(blocks):
-            block = _block_at(index, dy.shape, blocking, begin)
+            block = _block_at(index, covered, blocking, begin)
             _image_to_tiles(
                 dy, o, together, block, nothing, OUTPUTS, kind + len(TAPS),
-                plane, m, v_block, m_frequency, sums, has_bias,
+                plane, m, 0, v_block, m_frequency, sums, has_bias,
             )  # fmt: skip
             _image_to_tiles(
                 x, g * channels, channels, block, around, patch, kind,
-                plane, v, v_block, v_frequency, sums, 0,
+                plane, v, 0, v_block, v_frequency, sums, 0,
             )  # fmt: skip
-            ahead = _block_at(min(index + 1, blocks - 1), dy.shape, blocking, begin)
+            ahead = _block_at(min(index + 1, blocks - 1), covered, blocking, begin)
             for frequency in range(patch * patch):
                 _prefetch(x, g * channels, channels, ahead, around, patch, frequency, patch * patch)
                 _prefetch(dy, o, together, ahead, nothing, OUTPUTS, frequency, patch * patch)

@@ -68,31 +68,20 @@ class Winograd:
 
     def cost(self, which: str) -> float:
         """Return the estimated nanoseconds of a pass on one core."""
-        if which == "backward_data":
-            form = self._backward_form()
-            return self._cost(self._blocking(form), form)
-        return self._cost(self._blocking(kernels.FORWARD), kernels.FORWARD)
+        return self._cost(self._backward_form() if which == "backward_data" else kernels.FORWARD)
 
     def forward(self, operands: Operands) -> list[Step]:
-        """Return the step that transforms the weights, and one over samples for each bottom."""
+        """Return the steps for each bottom."""
+        pairs = list(zip(operands.bottom, operands.top, strict=True))
         bias = read_all(operands.param[-1], (operands.param[-1].size,))
-        return self._products(
-            operands, operands.bottom, operands.top, kernels.FORWARD, bias, self.bias
-        )
+        return self._products(operands, pairs, kernels.FORWARD, bias, self.bias)
 
     def backward_data(self, operands: Operands) -> list[Step]:
-        """Return the step that transforms the weights, and one over samples for each diff."""
-        pairs = zip(operands.top_diff, operands.bottom_diff, operands.propagate, strict=True)
-        wanted = [(dy, dx) for dy, dx, asked in pairs if asked]
+        """Return the steps for each bottom whose diff is wanted."""
+        diffs = zip(operands.top_diff, operands.bottom_diff, operands.propagate, strict=True)
+        pairs = [(dy, dx) for dy, dx, wanted in diffs if wanted]
         nothing = read_all(operands.param[0], (operands.param[0].size,))
-        return self._products(
-            operands,
-            [dy for dy, _ in wanted],
-            [dx for _, dx in wanted],
-            self._backward_form(),
-            nothing,
-            False,
-        )
+        return self._products(operands, pairs, self._backward_form(), nothing, False)
 
     def backward_weights(self, operands: Operands) -> list[Step]:
         """Return the steps that sum the gradients of all bottoms, one bottom after the other."""
@@ -104,55 +93,79 @@ class Winograd:
 
     def _backward_form(self) -> int:
         """Return the form of backward_data that takes less time."""
-        transposed = self._blocking(kernels.TRANSPOSED)
-        whole = (transposed.down, transposed.across) == kernels.grid_of(*self.y[2:])
-        costs = {
-            form: self._cost(self._blocking(form), form)
-            for form in (kernels.FLIPPED, kernels.TRANSPOSED)
-        }
-        if whole and costs[kernels.TRANSPOSED] < costs[kernels.FLIPPED]:
-            return kernels.TRANSPOSED
-        return kernels.FLIPPED
+        blocking = self._blocking(kernels.TRANSPOSED)
+        whole = (blocking.down, blocking.across) == self._grid(kernels.TRANSPOSED)
+        faster = self._cost(kernels.TRANSPOSED) < self._cost(kernels.FLIPPED)
+        return kernels.TRANSPOSED if whole and faster else kernels.FLIPPED
+
+    def _grid(self, form: int) -> tuple[int, int]:
+        """Return the rows and columns of tiles of an image."""
+        return kernels.grid_of(*(self.x if form == kernels.FLIPPED else self.y)[2:])
+
+    def _tiles(self, form: int) -> int:
+        """Return the tiles of all images."""
+        return self.x[0] * prod(self._grid(form))
 
     def _blocking(self, form: int) -> kernels.Blocking:
         depth, columns = self.w[1], self.filters
         if form != kernels.FORWARD:
             depth, columns = columns, depth
-        grid = kernels.grid_of(*(self.x if form == kernels.FLIPPED else self.y)[2:])
-        return kernels.choose_blocking(self.taps, depth, columns, grid, self.x[0])
+        return kernels.choose_blocking(self.taps, depth, columns, self._grid(form), self.x[0])
 
-    def _cost(self, blocking: kernels.Blocking, form: int) -> float:
+    def _cost(self, form: int) -> float:
         """Return the estimated nanoseconds of a pass on one core."""
-        grid = kernels.grid_of(*(self.x if form == kernels.FLIPPED else self.y)[2:])
-        tiles = self.x[0] * prod(grid)
-        inputs, outputs = (kernels.padded(count) for count in (blocking.channels, blocking.filters))
+        blocking = self._blocking(form)
+        inputs, outputs = map(kernels.padded, (blocking.channels, blocking.filters))
         each = 2 * _PRODUCT * blocking.channels * outputs + _INPUT * inputs + _OUTPUT * outputs
-        weights = _FILTER * inputs * outputs
-        return self.group * blocking.frequencies * (tiles * each + weights)
+        through = self.group * blocking.frequencies * self._tiles(form)
+        return through * each + self._filters_cost
+
+    @property
+    def _filters_cost(self) -> float:
+        """The estimated nanoseconds of transforming the weights."""
+        frequencies = self._blocking(kernels.FORWARD).frequencies
+        return _FILTER * self.group * frequencies * self.w[1] * kernels.padded(self.filters)
 
     def _products(
         self,
         operands: Operands,
-        sources: list[Buffer],
-        targets: list[Buffer],
+        pairs: list[tuple[Buffer, Buffer]],
         form: int,
         bias: Use,
         has_bias: bool,
     ) -> list[Step]:
+        """Return the steps of the forward pass or of backward_data, for each source and target."""
+        blocking = self._blocking(form)
+        pads = [self.taps - 1 - pad if form == kernels.FLIPPED else pad for pad in self.pad]
+        geometry: list[Argument] = [self.group, self.taps, int(form == kernels.TRANSPOSED), *pads]
+        shapes = (self.x, self.y) if form == kernels.FORWARD else (self.y, self.x)
+        depth, columns = blocking.channels, blocking.filters
+        whole = (blocking.down, blocking.across) == self._grid(form)
+        few = self._tiles(form) * (depth + columns) <= depth * columns
+        make = self._over_filters if whole and few else self._over_samples
+        return make(operands, pairs, shapes, form, geometry, [bias, int(has_bias)])
+
+    def _over_samples(
+        self,
+        operands: Operands,
+        pairs: list[tuple[Buffer, Buffer]],
+        shapes: tuple[Shape, Shape],
+        form: int,
+        geometry: list[Argument],
+        bias: list[Argument],
+    ) -> list[Step]:
+        """Return the step that makes U, and a step over samples for each pair."""
         blocking = self._blocking(form)
         depth, columns = blocking.channels, blocking.filters
         shape = kernels.filters_shape(self.taps, self.group, depth, columns)
         u = operands.temporary("u", shape)
-        source_shape, target_shape = self.x, self.y
-        if form != kernels.FORWARD:
-            source_shape, target_shape = self.y, self.x
-        pads = [self.taps - 1 - pad if form == kernels.FLIPPED else pad for pad in self.pad]
         scratch = [
             operands.scratch("plane", (blocking.plane_scratch(),)),
             operands.scratch("v", (blocking.tiles_scratch(depth),)),
             operands.scratch("m", (blocking.tiles_scratch(columns),)),
         ]
-        first = Step(
+        block: list[Argument] = [blocking.images, blocking.down, blocking.across]
+        filters = Step(
             kernels.winograd_filters,
             [
                 read_all(operands.param[0], self.w),
@@ -168,32 +181,78 @@ class Winograd:
             _FILTER * prod(shape[1:]),
         )
         units = self.x[0] // blocking.images
-        steps = [
-            Step(
-                kernels.conv_winograd,
-                [
-                    read(source, source_shape),
-                    read_all(u),
-                    bias,
-                    int(has_bias),
-                    write(target, target_shape),
-                    self.group,
-                    self.taps,
-                    int(form == kernels.TRANSPOSED),
-                    *pads,
-                    blocking.images,
-                    blocking.down,
-                    blocking.across,
-                    *scratch,
-                    BEGIN,
-                    END,
-                ],
-                units,
-                self._cost(blocking, form) / units,
-            )
-            for source, target in zip(sources, targets, strict=True)
+        cost = (self._cost(form) - self._filters_cost) / units
+        return [
+            filters,
+            *(
+                Step(
+                    kernels.conv_winograd,
+                    [
+                        read(source, shapes[0]),
+                        read_all(u),
+                        *bias,
+                        write(target, shapes[1]),
+                        *geometry,
+                        *block,
+                        *scratch,
+                        BEGIN,
+                        END,
+                    ],
+                    units,
+                    cost,
+                )
+                for source, target in pairs
+            ),
         ]
-        return [first, *steps]
+
+    def _over_filters(
+        self,
+        operands: Operands,
+        pairs: list[tuple[Buffer, Buffer]],
+        shapes: tuple[Shape, Shape],
+        form: int,
+        geometry: list[Argument],
+        bias: list[Argument],
+    ) -> list[Step]:
+        """Return a step over samples, one over filters and one over samples for each pair."""
+        blocking = self._blocking(form)
+        depth, columns = blocking.channels, blocking.filters
+        groups = self.x[0] // blocking.images
+        units, _, _, width = kernels.filters_shape(self.taps, self.group, depth, columns)
+        frequencies, tiles = blocking.frequencies, self._tiles(form)
+        plane = operands.scratch("plane", (blocking.plane_scratch(),))
+        part = operands.scratch("u", kernels.part_shape(self.taps, depth, columns))
+        product = width * depth * frequencies * (2 * _PRODUCT * tiles + _FILTER)
+        steps = []
+        for source, target in pairs:
+            v = operands.temporary("v", (groups, self.group, blocking.tiles_scratch(depth)))
+            m = operands.temporary("m", (units, groups, blocking.tiles_scratch(width)))
+            inputs = [read(source, shapes[0]), write(v), *geometry, blocking.images]
+            products = [read_all(v), read_all(operands.param[0], self.w), write(m)]
+            numbers: list[Argument] = [self.group, columns, form, blocking.tiles]
+            outputs = [read_all(m), *bias, write(target, shapes[1]), *geometry, blocking.images]
+            through = tiles * frequencies * self.group / groups
+            steps += [
+                Step(
+                    kernels.winograd_inputs,
+                    [*inputs, plane, BEGIN, END],
+                    groups,
+                    _INPUT * through * depth,
+                ),
+                Step(
+                    kernels.winograd_products,
+                    [*products, *numbers, plane, part, BEGIN, END],
+                    units,
+                    product,
+                ),
+                Step(
+                    kernels.winograd_outputs,
+                    [*outputs, width, plane, BEGIN, END],
+                    groups,
+                    _OUTPUT * through * columns,
+                ),
+            ]
+        return steps
 
     def _by_sample(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
         """Return a step over samples that writes partial gradients, and the steps that add them."""
@@ -259,5 +318,5 @@ class Winograd:
                 *numbers,
             ],
             extent,
-            self._cost(blocking, kernels.FORWARD) / extent,
+            self._cost(kernels.FORWARD) / extent,
         )

@@ -16,6 +16,7 @@ SHAPES = {
     "small_image": (17, 16, (2, 1), 5, (4, 4), 3, 1),
     "bands": (3, 70, (34, 75), 3, (1, 1), 1, 1),
     "deep": (300, 40, (5, 6), 3, (1, 1), 2, 1),
+    "wide": (20, 150, (6, 5), 5, (2, 2), 4, 1),
 }
 DTYPES = ("float32", "float64")
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
@@ -73,6 +74,27 @@ class Case:
                 self.room(blocking.tiles_scratch(columns)),
                 *(groups * piece // pieces, groups * (piece + 1) // pieces),
             )
+        return result
+
+    def spread(self, form, bias=0):
+        """Return the same by the three kernels for few tiles."""
+        blocking = self.blocking(form)
+        x, y = (self.x, self.dy) if form == kernels.FORWARD else (self.dy, self.x)
+        depth, columns, group, taps = blocking.channels, blocking.filters, self.group, self.taps
+        pad = [taps - 1 - pad if form == kernels.FLIPPED else pad for pad in self.pad]
+        geometry = (group, taps, int(form == kernels.TRANSPOSED), *pad, blocking.images)
+        units, _, _, width = kernels.filters_shape(taps, group, depth, columns)
+        groups = self.images // blocking.images
+        v = self.room(groups, group, blocking.tiles_scratch(depth))
+        m = self.room(units, groups, blocking.tiles_scratch(width))
+        plane = self.room(blocking.plane_scratch())
+        result = np.full_like(y, np.nan)
+        part = self.room(*kernels.part_shape(taps, depth, columns))
+        kernels.winograd_inputs(x, v, *geometry, plane, 0, groups)
+        kernels.winograd_products(
+            *(v, self.w, m, group, columns, form, blocking.tiles, plane, part, 0, units)
+        )
+        kernels.winograd_outputs(m, self.b, bias, result, *geometry, width, plane, 0, groups)
         return result
 
     def weights(self, dw, db, piece, keep, together, units, groups):
@@ -134,6 +156,14 @@ def test_backward_data(case, form):
     if form == kernels.TRANSPOSED and not whole:
         pytest.skip("the transposed algorithm takes whole images")
     near(case.product(form), case.reference_product(form))
+
+
+@pytest.mark.parametrize("name", ["uneven", "group", "small_image", "deep", "wide"])
+@pytest.mark.parametrize("form", [kernels.FORWARD, kernels.FLIPPED, kernels.TRANSPOSED])
+def test_few_tiles(name, form, dtype):
+    case = Case(name, dtype)
+    bias = int(form == kernels.FORWARD)
+    near(case.spread(form, bias), case.reference_product(form, bias))
 
 
 @pytest.mark.parametrize("keep", [0.0, 1.0])
