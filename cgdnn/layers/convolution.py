@@ -29,6 +29,7 @@ from cgdnn.layers._base import (
     Operands,
     Parameter,
     Shape,
+    Slower,
     Step,
     Use,
     read,
@@ -43,12 +44,9 @@ from cgdnn.layers._sparse import Sparse
 from cgdnn.layers._winograd import Winograd
 
 _FLOP_NANOSECONDS = 0.006
-_UNFOLD_FLOP, _UNFOLD_ELEMENT = 0.0048, 0.1
-"""Nanoseconds of a flop of unfolding's products, and of an element of the unfolded input."""
-_LEAST_ZEROS = {"backward_weights": 0.87, "backward_data": 0.94}
-"""Share of zeros in dy from which skipping them beats Winograd's algorithm."""
-_LEAST_ZEROS_EXACT = 0.65
-"""The same against unfolding."""
+_UNFOLD_FLOP, _UNFOLD_ELEMENT, _UNFOLD_VALUE = 0.0048, 0.1, 0.15
+"""Nanoseconds that unfolding takes for a flop of its products, for an element of the unfolded
+input, and for each channel and filter of an output pixel."""
 _MOST_PARTIAL = 1 << 20
 """Weights beyond which each piece of the weight gradient computes some filters from all images,
 rather than all filters from some images: sixteen partial gradients would take too much memory."""
@@ -301,9 +299,14 @@ class Convolution(Layer):
             return "serves one group"
         if self._axes[1].kernel > most_sums():
             return f"serves kernels of up to {most_sums()} columns"
-        least = _LEAST_ZEROS[which] if self._refuse_winograd(which) is None else _LEAST_ZEROS_EXACT
-        if self.zeros < least:
-            return f"pays from {least:.2f} zeros in dy, which has {self.zeros:.2f}"
+        dense = [self._sample_cost * self._samples]
+        if self._refuse_winograd(which) is None:
+            dense.append(self._winograd().cost(which))
+        if self._refuse_direct(which, pixel_lanes=False) is None:
+            dense.append(self._direct(pixel_lanes=False).cost(which))
+        share = self._sparse().cost(which, self.zeros) / min(dense)
+        if share >= 1:
+            return Slower(f"would take {share:.1f} times as long at {self.zeros:.0%} zeros in dy")
         return None
 
     def _winograd(self) -> Winograd:
@@ -323,7 +326,7 @@ class Convolution(Layer):
             (self._direct(pixel_lanes=False).cost(which), "direct convolution"),
         )
         share = self._winograd().cost(which) / plain
-        return f"would take {share:.1f} times as long as {name}" if share >= 1 else None
+        return Slower(f"would take {share:.1f} times as long as {name}") if share >= 1 else None
 
     def _direct(self, pixel_lanes: bool) -> Direct:
         sides = [
@@ -364,9 +367,10 @@ class Convolution(Layer):
         taps, pixels = prod(self._weight_view[2:]), prod(self._top_view[2:])
         flops = 2 * prod(self._top_view[1:]) * prod(self._weight_view[1:])
         unfold = _UNFOLD_FLOP * flops + _UNFOLD_ELEMENT * self._channels * taps * pixels
+        unfold += _UNFOLD_VALUE * (self._channels + self._weight_view[0]) * pixels
         share = self._direct(pixel_lanes).cost(which) / (self._samples * unfold)
         if share >= 1:
-            return f"would take {share:.1f} times as long as unfolding"
+            return Slower(f"would take {share:.1f} times as long as unfolding")
         return None
 
     def _parallel_gemm(self) -> _parallel_gemm.ParallelGemm:
