@@ -19,12 +19,13 @@ from cgdnn import machine
 from cgdnn.kernels._jit import device
 from cgdnn.kernels.vector import Emitter, constant, emitted, lanes_of
 
-ZERO, KEEP, BIAS = 0, 1, 2
-"""What a product is added to: nothing, the content of C, or one number a row."""
+ZERO, KEEP, BIAS, STREAM = 0, 1, 2, 3
+"""What a product is added to: nothing, the content of C, one number a row; or nothing, and C, which
+is too large for a cache, is written past the caches where vectors of it fall on whole lines."""
 
 _NN_LEAST_ROWS = 5
 """Rows of the smallest nn tile that there is code for."""
-_NT_COLUMNS = 4
+NT_COLUMNS = 4
 
 
 def _many_registers() -> bool:
@@ -61,7 +62,8 @@ def nt_rows(e: Emitter, x: Any) -> int:
 
 
 def _emit_broadcast_tile(  # type: ignore[no-untyped-def]
-    e, a_row, rows, b, b_row, columns, c, c_row, begin, segments, a_segment, depth, a_k
+    e, a_row, rows, b, b_row, columns, c, c_row, begin, segments, a_segment, depth, a_k,
+    ahead=None, stream=None,
 ):  # fmt: skip
     """Emit C[rows x columns] = begin + sum over s < segments, k < depth of A[., s, k] B[s, k, .].
 
@@ -72,6 +74,10 @@ def _emit_broadcast_tile(  # type: ignore[no-untyped-def]
     begin : callable
         Given the sums, the row numbers, the pointers into C and the masks of the vectors, emits
         what the sums begin with where that is not 0.
+    ahead : IR value, optional
+        How far behind each vector of B lies one to be prefetched; 0 for none.
+    stream : IR value, optional
+        Whether C is to be written past the caches.
     """
     build = e.builder
     most_rows, most_vectors = _nn_shape()
@@ -102,23 +108,39 @@ def _emit_broadcast_tile(  # type: ignore[no-untyped-def]
                 b_s = e.at(b, build.mul(build.mul(s.index, depth), b_row))
                 with e.sweep(depth, (b_s, b_row), *a_s) as (b_k, *a_k_rows):
                     right = [e.load(e.at(b_k, places[v]), masks[v]) for v in range(nv)]
+                    if ahead is not None:
+                        with build.if_then(build.icmp_signed("!=", ahead, e.integer(0))):
+                            for place in places:
+                                e.prefetch(e.at(b_k, place, ahead))
                     for m in range(mr):
                         left = e.splat(e.scalar(a_k_rows[m]))
                         for v in range(nv):
                             total = e.multiply_add(left, right[v], build.load(sums[m, v]))
                             build.store(total, sums[m, v])
-            for m, v in tile:
-                e.store(build.load(sums[m, v]), targets[m, v], masks[v])
+            results = [(build.load(sums[m, v]), targets[m, v], masks[v]) for m, v in tile]
+            if stream is None:
+                for value, target, vector_mask in results:
+                    e.store(value, target, vector_mask)
+                continue
+            with build.if_else(stream) as (past_caches, through_caches):
+                with past_caches:
+                    for value, target, _ in results:
+                        e.store_past_caches(value, target)
+                with through_caches:
+                    for value, target, vector_mask in results:
+                        e.store(value, target, vector_mask)
 
 
 @emitted
 def _nn_tile(  # type: ignore[no-untyped-def]
     e, a, a_start, a_row, a_k, rows, b, b_start, b_row, columns, c, c_start, c_row, depth,
-    start, bias, bias_start,
+    start, bias, bias_start, ahead,
 ):  # fmt: skip
     """C[rows x columns] = start + sum over k < depth of A[., k] B[k, .]; all numbers are int64."""
     build = e.builder
-    a, bias = e.at(a, a_start), e.at(bias, bias_start)
+    a, c, bias = e.at(a, a_start), e.at(c, c_start), e.at(bias, bias_start)
+    in_lines = e.on_lines(c, c_row, columns)
+    stream = build.and_(build.icmp_signed("==", start, e.integer(STREAM)), in_lines)
 
     def begin(sums, numbers, targets, masks):  # type: ignore[no-untyped-def]
         with build.if_then(build.icmp_signed("==", start, e.integer(KEEP))):
@@ -131,7 +153,7 @@ def _nn_tile(  # type: ignore[no-untyped-def]
 
     _emit_broadcast_tile(
         e, lambda number: e.at(a, build.mul(number, a_row)), rows, e.at(b, b_start), b_row,
-        columns, e.at(c, c_start), c_row, begin, e.integer(1), e.integer(0), depth, a_k,
+        columns, c, c_row, begin, e.integer(1), e.integer(0), depth, a_k, ahead, stream,
     )  # fmt: skip
 
 
@@ -155,11 +177,11 @@ def _nn_tile_scattered(  # type: ignore[no-untyped-def]
 
 @emitted
 def _nt_tile(  # type: ignore[no-untyped-def]
-    e, a, a_start, a_row, rows, b, b_start, b_row, columns, c, c_start, c_row, depth
+    e, a, a_start, a_row, rows, b, b_start, b_row, columns, c, c_start, c_row, depth, ahead
 ):  # fmt: skip
     """C[rows x columns] += sum over k < depth of A[., k] B[., k]; all numbers are int64."""
     build = e.builder
-    mr, nc = _nt_rows(), _NT_COLUMNS
+    mr, nc = _nt_rows(), NT_COLUMNS
     a, b, c = e.at(a, a_start), e.at(b, b_start), e.at(c, c_start)
 
     def lines(base, stride, count, valid):  # type: ignore[no-untyped-def]
@@ -176,6 +198,9 @@ def _nt_tile(  # type: ignore[no-untyped-def]
 
     def step(k, mask):  # type: ignore[no-untyped-def]
         right = [e.load(e.at(b_rows[j], k), mask) for j in range(nc)]
+        with build.if_then(build.icmp_signed("!=", ahead, e.integer(0))):
+            for j in range(nc):
+                e.prefetch(e.at(b_rows[j], k, ahead))
         for m in range(mr):
             left = e.load(e.at(a_rows[m], k), mask)
             for j in range(nc):
@@ -205,7 +230,7 @@ def _nt_tile(  # type: ignore[no-untyped-def]
 @device
 def multiply_nn(  # type: ignore[no-untyped-def]
     a, a_start, a_row, a_k, b, b_start, b_row, c, c_start, c_row, m, n, depth,
-    start, bias, bias_start,
+    start, bias, bias_start, ahead=0,
 ):  # fmt: skip
     """Add A B to C, or to what `start` says, which C is then set to.
 
@@ -217,9 +242,11 @@ def multiply_nn(  # type: ignore[no-untyped-def]
     m, n, depth : int
         C is m x n, A is m x depth, B is depth x n.
     start : int
-        ZERO, KEEP or BIAS.
+        ZERO, KEEP, BIAS or STREAM.
     bias : array
         With BIAS, row i starts from ``bias.flat[bias_start + i]``.
+    ahead : int
+        Where B comes from memory: how far behind each element of B lies one that is wanted soon.
     """
     lanes = lanes_of(c)
     vectors = (n + lanes - 1) // lanes
@@ -235,7 +262,7 @@ def multiply_nn(  # type: ignore[no-untyped-def]
                 a, a_start + top * a_row, a_row, a_k, bottom - top,
                 b, b_start + left, b_row, right - left,
                 c, c_start + top * c_row + left, c_row, depth,
-                start, bias, bias_start + top,
+                start, bias, bias_start + top, ahead,
             )  # fmt: skip
 
 
@@ -266,7 +293,7 @@ def multiply_scattered(  # type: ignore[no-untyped-def]
 
 @device
 def multiply_nt(  # type: ignore[no-untyped-def]
-    a, a_start, a_row, b, b_start, b_row, c, c_start, c_row, m, n, depth
+    a, a_start, a_row, b, b_start, b_row, c, c_start, c_row, m, n, depth, ahead=0
 ):  # fmt: skip
     """Add A B^T to C.
 
@@ -277,11 +304,13 @@ def multiply_nt(  # type: ignore[no-untyped-def]
         C[i, j] likewise.
     m, n, depth : int
         C is m x n, A is m x depth, B is n x depth.
+    ahead : int
+        As in `multiply_nn`.
     """
-    for left in range(0, n, _NT_COLUMNS):
+    for left in range(0, n, NT_COLUMNS):
         for top in range(0, m, nt_rows(c)):
             _nt_tile(
                 a, a_start + top * a_row, a_row, min(nt_rows(c), m - top),
-                b, b_start + left * b_row, b_row, min(_NT_COLUMNS, n - left),
-                c, c_start + top * c_row + left, c_row, depth,
+                b, b_start + left * b_row, b_row, min(NT_COLUMNS, n - left),
+                c, c_start + top * c_row + left, c_row, depth, ahead,
             )  # fmt: skip

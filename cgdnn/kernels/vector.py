@@ -232,6 +232,22 @@ class Emitter:
             [value, place, ir.Constant(_I32, size), mask],
         )
 
+    def on_lines(self, pointer: Any, row: Any, columns: Any) -> Any:
+        """Tell whether vectors fill `columns`, and all fall on multiples of their size."""
+        build, lanes = self.builder, self.integer(self.lanes)
+        size = self.lanes * self._bytes
+        address = build.urem(build.ptrtoint(pointer, _I64), self.integer(size))
+        left = build.or_(build.urem(row, lanes), build.urem(columns, lanes))
+        return build.icmp_signed("==", build.or_(address, left), self.integer(0))
+
+    def store_past_caches(self, value: Any, pointer: Any) -> None:
+        """Store a vector at a multiple of its size without reading its cache line (see `fence`)."""
+        place = self.builder.bitcast(pointer, value.type.as_pointer())
+        store = self.builder.store(value, place)
+        store.align = _bits(value.type) // 8 * value.type.count
+        one = ir.Constant(_I32, 1)
+        store.set_metadata("nontemporal", self.builder.module.add_metadata([one]))
+
     def prefetch(self, pointer: Any) -> None:
         """Bring the cache line at `pointer`, which may lie anywhere, near."""
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
@@ -396,6 +412,12 @@ def constant(body: Callable[[Emitter, Any], int]) -> Any:
 def lanes_of(e: Emitter, x: Any) -> int:
     """Return the number of elements of an array in one vector."""
     return e.lanes
+
+
+@emitted
+def fence(e, x):  # type: ignore[no-untyped-def]
+    """Let other threads see what was stored past the caches before anything stored later."""
+    e.builder.fence("seq_cst")
 
 
 @emitted

@@ -67,6 +67,19 @@ def test_product_of_the_transpose(random, accumulate):
     np.testing.assert_array_equal(c[[0, 1, 12]], untouched)
 
 
+@pytest.mark.parametrize("columns", [64, 72, 1100])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_gradient_that_is_written_past_the_caches(random, columns, shift):
+    rows = 4200 * 1024 // columns  # more elements than any cache is thought to hold
+    a, b = random(2, rows), random(2, columns)
+    room = np.full(rows * columns + 16, np.nan, a.dtype)
+    c = room[shift : shift + rows * columns].reshape(rows, columns)
+    kernels.product_tn(a, b, c, 0.0, 0, rows)
+    np.testing.assert_allclose(c, a.T @ b, rtol=1e-5, atol=1e-5)
+    assert np.isnan(room[:shift]).all()
+    assert np.isnan(room[shift + rows * columns :]).all()
+
+
 def test_join_blocks_of_a_range_of_samples():
     blocks = np.arange(2 * 3 * 4, dtype=np.float64).reshape(2, 3, 4)
     y = np.full((3, 6), -1.0)
