@@ -6,7 +6,7 @@ machine: sizes of blocks decide the order of sums.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -119,19 +119,30 @@ class _Taps:
     meets: list[list[tuple[int, int]]]
 
     @property
+    def places(self) -> list[int]:
+        """The input places that the first output places read; 0 where they read none."""
+        return sorted({at for taps in self.meets for _, at in taps} or {0})
+
+    @property
     def least(self) -> int:
-        """The first input place that a first output place reads."""
-        return min((at for taps in self.meets for _, at in taps), default=0)
+        """The first of them."""
+        return self.places[0]
 
     @property
     def most(self) -> int:
-        """The last one."""
-        return max((at for taps in self.meets for _, at in taps), default=0)
+        """The last of them."""
+        return self.places[-1]
+
+    @property
+    def counts(self) -> list[int]:
+        """Output places of each remainder."""
+        remainders = len(self.meets)
+        return [-(-(self.outputs - r) // remainders) for r in range(remainders)]
 
     @property
     def count(self) -> int:
         """Output places of the first remainder, which has the most."""
-        return -(-self.outputs // len(self.meets))
+        return self.counts[0]
 
     @property
     def inside(self) -> bool:
@@ -205,112 +216,154 @@ def backward_data(window: Window, *, pixel_lanes: bool) -> Stencil:
     return _stencil(window, window.filters, window.channels, axes, pixel_lanes)
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """How the input lies that one of the kernels reads.
+
+    Attributes
+    ----------
+    relays : bool
+        Whether it is re-laid.
+    row_first, row_stride, row_step, span : int
+        As `conv_direct_filters` takes them.
+    planes : list of int
+        The input columns that the planes begin with.
+    columns : int
+        Of a plane, or of an image that is read where it lies.
+    """
+
+    relays: bool
+    row_first: int
+    row_stride: int
+    row_step: int
+    span: int
+    planes: list[int]
+    columns: int
+
+    @classmethod
+    def of(cls, rows: _Taps, columns: _Taps, *, relays: bool) -> _Reading:
+        """Return planes of the columns at each remainder, or the images where they lie."""
+        relays = relays or columns.step > 1 or not (rows.inside and columns.inside)
+        span = rows.most - rows.least + 1
+        skips = relays and span == 1  # rows that are not read
+        least, step = columns.least, columns.step
+        planes = sorted({least + (at - least) % step for at in columns.places})
+        width = columns.count + (columns.most - least) // step
+        return cls(
+            relays,
+            rows.least,
+            rows.step if skips else 1,
+            1 if skips else rows.step,
+            span,
+            planes,
+            width if relays else columns.inputs,
+        )
+
+    def joined(self, columns: _Taps, width: int) -> _Reading:
+        """Return one plane for each tap instead, each row as long as a row of the output counts."""
+        return replace(self, planes=columns.places, columns=width)
+
+    @property
+    def copies(self) -> int:
+        """Planes of the input that memory is needed for."""
+        return len(self.planes) if self.relays else 1
+
+    def height(self, band: int) -> int:
+        """Return the input rows of some output rows."""
+        return (band - 1) * self.row_step + self.span
+
+    def place(self, row: int, column: int, step: int, plane_pitch: int) -> int:
+        """Return the offset of what an output place reads, from that of the first one."""
+        if not self.relays:
+            return row * self.columns + column
+        plane = next(
+            i
+            for i in reversed(range(len(self.planes)))
+            if column >= self.planes[i] and (column - self.planes[i]) % step == 0
+        )
+        index = (column - self.planes[plane]) // step
+        return plane * plane_pitch + (row - self.row_first) * self.columns + index
+
+
 def _stencil(
     window: Window, channels: int, filters: int, axes: tuple[_Taps, _Taps], pixel_lanes: bool
 ) -> Stencil:
     """Return how to compute `filters` outputs from `channels` inputs of each group."""
     rows, columns = axes
-    group, taps = window.group, window.taps
-    relays = pixel_lanes or columns.step > 1 or not (rows.inside and columns.inside)
-    row_first, row_stride, row_step = rows.least, 1, rows.step
-    span = rows.most - rows.least + 1
-    if relays and span == 1:
-        row_stride, row_step = rows.step, 1
-    # Planes hold the columns first, first + step, ... of the input.
-    starts = sorted({at for meets in columns.meets for _, at in meets} or {0})
-    width, joins = columns.count, False
-    if pixel_lanes:
-        width, joins = _row_width(columns.count, filters, len(starts), row_step)
-    if joins:
-        planes, plane_columns = starts, width
-    else:
-        planes = sorted({columns.least + (at - columns.least) % columns.step for at in starts})
-        plane_columns = columns.count + (columns.most - columns.least) // columns.step
-    row_pitch = plane_columns if relays else columns.inputs
+    lanes, taps, width = unit_filters(), window.taps, columns.count
+    reading = _Reading.of(rows, columns, relays=pixel_lanes)
     segments = [s for s in range(1, channels + 1) if channels % s == 0]
     segment = max((s for s in segments if s * taps <= _SEGMENT_STEPS), default=1)
-    lanes = unit_filters()
     if pixel_lanes:
         unit, most, block = _tile_rows(filters), 0, channels
+        width, joins = _row_width(columns.count, filters, len(columns.places), reading.row_step)
+        if joins:
+            reading = reading.joined(columns, width)
     else:
         unit, most = lanes, _most_vectors(-(-filters // lanes), columns.count)
         blocks = -(-channels * taps * most * lanes // _WEIGHT_ELEMENTS)
         block = -(-(channels // segment) // blocks) * segment
-    row_size = block * row_pitch * (len(planes) if relays else 1)
-    band = max(1, min(rows.count, (_INPUT_ELEMENTS // row_size - span) // row_step + 1))
-    band = -(-rows.count // -(-rows.count // band))  # of equal height
-    height = (band - 1) * row_step + span
-    together = 1
-    if band == rows.count:
+    row_size = block * reading.columns * reading.copies
+    band = (_INPUT_ELEMENTS // row_size - reading.span) // reading.row_step + 1
+    bands = -(-rows.count // max(1, min(rows.count, band)))
+    band = -(-rows.count // bands)
+    height, together = reading.height(band), 1
+    if bands == 1:
         together = max(1, min(_TOGETHER, _INPUT_ELEMENTS // (row_size * height)))
+    plane_pitch = height * reading.columns
     channel_pitch = rows.inputs * columns.inputs
-    if relays:
-        channel_pitch = _odd_lines(together * height * row_pitch * len(planes))
-    plane_pitch = height * row_pitch
-
-    def place(row: int, column: int) -> int:
-        if not relays:
-            return row * row_pitch + column
-        plane = max(i for i, start in enumerate(planes) if (column - start) % columns.step == 0)
-        plane = planes.index(column) if joins else plane
-        index = (column - planes[plane]) // columns.step
-        return plane * plane_pitch + (row - rows.least) * row_pitch + index
-
+    if reading.relays:
+        channel_pitch = _odd_lines(together * reading.copies * plane_pitch)
     steps: list[tuple[int, int]] = []
     fields = np.zeros((len(rows.meets), len(columns.meets), 2), np.int64)
-    kernel_columns = window.columns.kernel
-    for a, row_meets in enumerate(rows.meets):
-        for b, column_meets in enumerate(columns.meets):
-            begin = len(steps)
-            steps += [
-                (c * channel_pitch + place(row, column), c * taps + q * kernel_columns + j)
-                for c in range(segment)
-                for q, row in row_meets
-                for j, column in column_meets
-            ]
-            fields[a, b] = begin, len(steps) - begin
-    table = np.ascontiguousarray(np.array(steps or [(0, 0)], np.int64).T)
-    firsts = np.array(planes, np.int64)
+    for a, b in np.ndindex(*fields.shape[:2]):
+        begin = len(steps)
+        steps += [
+            (
+                c * channel_pitch + reading.place(row, column, columns.step, plane_pitch),
+                c * taps + q * window.columns.kernel + j,
+            )
+            for c in range(segment)
+            for q, row in rows.meets[a]
+            for j, column in columns.meets[b]
+        ]
+        fields[a, b] = begin, len(steps) - begin
     chunk = max(1, CHUNK_PIXELS // columns.outputs) if len(rows.meets) == 1 else 1
     outputs = rows.outputs * columns.outputs
     if pixel_lanes:
         vectors = most_pixel_vectors()
         tiles = -(-rows.count * width // (vectors * lanes)) * -(-filters // unit)
-        cycles = tiles * len(steps) // segment * _step_cost(unit, vectors, unit + vectors)
-        cost = _CYCLE * channels * cycles + _OUTPUT * filters * outputs
+        cycles = tiles * taps * _step_cost(unit, vectors)
+        cost = _OUTPUT * filters * outputs
     else:
-        remainders = (len(rows.meets), len(columns.meets))
-        cycles = 0.0
-        for a, b in np.ndindex(*remainders):
-            pixels = -(-(columns.outputs - b) // remainders[1])
-            row = fields[a, b, 1] // segment * _tiles_cost(-(-filters // lanes), most, pixels)
-            cycles += row * -(-(rows.outputs - a) // remainders[0])
-        cost = _CYCLE * channels * cycles + _OUTPUT * -(-filters // lanes) * lanes * outputs
-    if relays:
-        cost += _RELAY * channels * len(planes) * -(-rows.count // band) * height * plane_columns
+        counts = fields[:, :, 1] / segment
+        cycles = sum(
+            counts[a, b] * row_count * _tiles_cost(-(-filters // lanes), most, column_count)
+            for a, row_count in enumerate(rows.counts)
+            for b, column_count in enumerate(columns.counts)
+        )
+        cost = _OUTPUT * -(-filters // lanes) * lanes * outputs
+    cost += _CYCLE * channels * cycles
+    if reading.relays:
+        cost += _RELAY * channels * reading.copies * bands * plane_pitch
     return Stencil(
-        (table, fields, firsts),
         (
-            *(
-                int(relays),
-                group,
-                segment,
-                columns.step,
-                plane_columns,
-                row_first,
-                row_stride,
-                row_step,
-                span,
-            ),
-            *(row_pitch, channel_pitch, band, together),
+            np.ascontiguousarray(np.array(steps or [(0, 0)], np.int64).T),
+            fields,
+            np.array(reading.planes, np.int64),
+        ),
+        (
+            *(int(reading.relays), window.group, segment, columns.step, reading.columns),
+            *(reading.row_first, reading.row_stride, reading.row_step, reading.span),
+            *(reading.columns, channel_pitch, band, together),
         ),
         block,
         most,
         width,
-        block * channel_pitch + 4 * lanes if relays else 1,
+        block * channel_pitch + 4 * lanes if reading.relays else 1,
         most * (chunk * columns.outputs + lanes) * lanes,
-        (group * -(-filters // unit), channels * taps, unit),
-        group * cost,
+        (window.group * -(-filters // unit), channels * taps, unit),
+        window.group * cost,
     )
 
 
@@ -334,9 +387,9 @@ def _odd_lines(elements: int) -> int:
     return (-(-elements // 16) | 1) * 16
 
 
-def _step_cost(scalars: int, vectors: float, loads: int) -> float:
-    """Return the cycles of a step: two products and two loads each, and a product's latency."""
-    return max(scalars * vectors / 2, loads / 2, 4.0) + 0.5
+def _step_cost(scalars: int, vectors: int) -> float:
+    """Return the cycles of a step: two products or loads a cycle, the latency of a product."""
+    return max(scalars * vectors / 2, (scalars + vectors) / 2, 4.0) + 0.5
 
 
 def _most_vectors(blocks: int, pixels: int) -> int:
@@ -349,7 +402,7 @@ def _tiles_cost(blocks: int, most: int, scalars: int) -> float:
     total = 0.0
     for vectors in _shares(blocks, most):
         for count in _shares(scalars, most_scalars()[vectors - 1]):
-            total += _step_cost(count, vectors, count + vectors)
+            total += _step_cost(count, vectors)
     return total
 
 
@@ -364,7 +417,7 @@ def _tile_rows(filters: int) -> int:
     vectors = most_pixel_vectors()
     return min(
         range(1, MOST_ROWS + 1),
-        key=lambda rows: -(-filters // rows) * _step_cost(rows, vectors, rows + vectors),
+        key=lambda rows: -(-filters // rows) * _step_cost(rows, vectors),
     )
 
 
