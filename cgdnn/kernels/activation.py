@@ -5,17 +5,35 @@ from __future__ import annotations
 import math
 
 from cgdnn.kernels._jit import INT, REAL, array, kernel
+from cgdnn.kernels.vector import emitted
+
+
+@emitted
+def _relu_forward(e, x, y, slope, start, length):  # type: ignore[no-untyped-def]
+    build, zero, slope = e.builder, e.zero(), e.splat(slope)
+    for (source, target), mask in e.along(length, e.at(x, start), e.at(y, start)):
+        value = e.load(source, mask)
+        # Adding zero turns the -0 of a zero slope into 0.
+        scaled = build.fadd(build.fmul(slope, value), zero)
+        below = build.fcmp_ordered("<=", value, zero)
+        e.store(build.select(below, scaled, value), target, mask)
 
 
 @kernel(array(2), array(2), REAL, INT, INT)
 def relu_forward(x, y, negative_slope, begin, end):  # type: ignore[no-untyped-def]
     """Compute y = x where x > 0 or x is NaN, else negative_slope x, for the rows [begin, end)."""
-    zero = x.dtype.type(0)
-    for n in range(begin, end):
-        for j in range(x.shape[1]):
-            value = x[n, j]
-            # Adding zero turns the -0 of a zero slope into 0.
-            y[n, j] = negative_slope * value + zero if value <= zero else value
+    columns = x.shape[1]
+    _relu_forward(x, y, negative_slope, begin * columns, (end - begin) * columns)
+
+
+@emitted
+def _relu_backward(e, x, dy, dx, slope, start, length):  # type: ignore[no-untyped-def]
+    build, one, slope = e.builder, e.filled(1.0), e.splat(slope)
+    pointers = [e.at(pointer, start) for pointer in (x, dy, dx)]
+    for (known, gradient, target), mask in e.along(length, *pointers):
+        above = build.fcmp_ordered(">", e.load(known, mask), e.zero())
+        factor = build.select(above, one, slope)
+        e.store(build.fmul(e.load(gradient, mask), factor), target, mask)
 
 
 @kernel(array(2), array(2), array(2), REAL, INT, INT)
@@ -24,11 +42,8 @@ def relu_backward(x, dy, dx, negative_slope, begin, end):  # type: ignore[no-unt
 
     x may be the output instead, where negative_slope is not below zero.
     """
-    zero = x.dtype.type(0)
-    one = x.dtype.type(1)
-    for n in range(begin, end):
-        for j in range(x.shape[1]):
-            dx[n, j] = dy[n, j] * (one if x[n, j] > zero else negative_slope)
+    columns = x.shape[1]
+    _relu_backward(x, dy, dx, negative_slope, begin * columns, (end - begin) * columns)
 
 
 @kernel(array(2), array(2), INT, INT)

@@ -6,6 +6,7 @@ import numpy as np
 
 from cgdnn.kernels._jit import INT, REAL, array, kernel
 from cgdnn.kernels.norm import product_sums
+from cgdnn.kernels.vector import sums
 
 
 @kernel(array(1), array(2), INT, INT, INT)
@@ -15,21 +16,50 @@ def sum_squares(dw, partial, piece, begin, end):  # type: ignore[no-untyped-def]
 
 
 @kernel(array(2), array(1), REAL, REAL)
-def clip_factor(sums, factor, clip, average):  # type: ignore[no-untyped-def]
+def clip_factor(squares, factor, clip, average):  # type: ignore[no-untyped-def]
     """Write the number that gradients are multiplied by before an update.
 
     `average` (one over iter_size), times ``clip / norm`` where the norm of the gradients exceeds
-    `clip`. `sums` holds parts of the squared norm, one a row; they are added in order. Clipping
+    `clip`. `squares` holds parts of the squared norm, one a row; they are added in order. Clipping
     sees the sum over the sub-iterations, before it is averaged (Caffe, SGDSolver::ClipGradients).
     """
     total = 0.0
-    for p in range(sums.shape[0]):
-        total += sums[p, 0]
+    for p in range(squares.shape[0]):
+        total += squares[p, 0]
     norm = np.sqrt(total)
     scale = np.float64(average)
     if norm > clip:
         scale *= clip / norm
     factor[0] = scale
+
+
+@sums(1)
+def _sgd_update(  # type: ignore[no-untyped-def]
+    e, w, dw, history, start, length, scale, rate, momentum, decay_l2, decay_l1
+):
+    """Do the arithmetic of `sgd_update`; returns NaN where a new weight is not finite, else 0."""
+    build, zero = e.builder, e.zero()
+    scale, rate, momentum = e.splat(scale), e.splat(rate), e.splat(momentum)
+    decay_l2, up = e.splat(decay_l2), e.splat(decay_l1)
+    down = build.fneg(up)
+    finite = e.variable(zero)
+    pointers = [e.at(pointer, start) for pointer in (w, dw, history)]
+    for (weights, gradients, moments), mask in e.along(length, *pointers):
+        weight = e.load(weights, mask)
+        pull = build.select(build.fcmp_ordered("<", weight, zero), down, zero)
+        pull = build.select(build.fcmp_ordered(">", weight, zero), up, pull)
+        pull = e.multiply_add(decay_l2, weight, pull)
+        gradient = e.multiply_add(scale, e.load(gradients, mask), pull)
+        step = e.multiply_add(momentum, e.load(moments, mask), build.fmul(rate, gradient))
+        e.store(step, moments, mask)
+        weight = build.fsub(weight, step)
+        e.store(weight, weights, mask)
+        # The difference of what is not finite from itself is NaN.
+        build.store(build.fadd(build.load(finite), build.fsub(weight, weight)), finite)
+    first, *others = e.wide(build.load(finite))
+    for other in others:
+        first = build.fadd(first, other)
+    return (e.total(first),)
 
 
 @kernel(array(1), array(1), array(1), array(1), array(2), REAL, REAL, REAL, REAL, INT, INT, INT)
@@ -43,25 +73,10 @@ def sgd_update(  # type: ignore[no-untyped-def]
     updates `w` and `history` over ``begin:end``, and writes to row `piece` of `bad` 1 where a new
     weight is not finite (it is so wherever its gradient is not), else 0.
     """
-    scale = factor[0]
-    seen = False
-    if decay_l1 == 0:
-        for i in range(begin, end):
-            h = momentum * history[i] + rate * (scale * dw[i] + decay_l2 * w[i])
-            v = w[i] - h
-            history[i] = h
-            w[i] = v
-            seen |= v - v != v - v  # true for NaN and infinity only
-    else:
-        zero, one = w.dtype.type(0), w.dtype.type(1)
-        for i in range(begin, end):
-            sign = (one if w[i] > zero else zero) - (one if w[i] < zero else zero)
-            h = momentum * history[i] + rate * (scale * dw[i] + decay_l2 * w[i] + decay_l1 * sign)
-            v = w[i] - h
-            history[i] = h
-            w[i] = v
-            seen |= v - v != v - v  # true for NaN and infinity only
-    bad[piece, 0] = 1 if seen else 0
+    (total,) = _sgd_update(
+        w, dw, history, begin, end - begin, factor[0], rate, momentum, decay_l2, decay_l1
+    )
+    bad[piece, 0] = 0 if total == 0 else 1
 
 
 @kernel(array(1), status=True)
