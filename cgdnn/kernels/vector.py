@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import factorial, log
 from typing import Any
 
 from llvmlite import ir
@@ -260,6 +261,65 @@ class Emitter:
         if not machine.has_fma():  # llvm.fma would become a library call
             return self.builder.fadd(self.builder.fmul(a, b), c)
         return self._call(f"llvm.fma.{self._suffix(a.type)}", a.type, [a, b, c])
+
+    def _reduced(self, x: Any) -> tuple[Any, Any]:
+        """Return (p, n) with e^x = (1 + p) 2^n, |p| < 0.42: p a vector, n one of integers.
+
+        n is x / ln 2 rounded, by adding a number so large that the sum has no fraction; what is
+        left, at most ln 2 / 2, goes through the Taylor series of e^r - 1, whose next term is below
+        a tenth of the last bit. ln 2 is split so that its product with n is exact (Cephes, expf.c
+        and exp.c).
+        """
+        build = self.builder
+        single = self._bytes == 4
+        high = 0.693359375 if single else 0.693145751953125
+        low = -2.12194440e-4 if single else 1.42860682030941723212e-6
+        degree = 7 if single else 13
+        magic = self.filled(1.5 * 2.0 ** (23 if single else 52))
+        shifted = self.multiply_add(x, self.filled(1 / log(2)), magic)
+        integers = ir.VectorType(ir.IntType(8 * self._bytes), self.lanes)
+        n = build.sub(build.bitcast(shifted, integers), build.bitcast(magic, integers))
+        whole = build.fsub(shifted, magic)
+        rest = self.multiply_add(whole, self.filled(-high), x)
+        rest = self.multiply_add(whole, self.filled(-low), rest)
+        series = self.filled(1 / factorial(degree))
+        for power in range(degree - 1, 0, -1):
+            series = self.multiply_add(series, rest, self.filled(1 / factorial(power)))
+        return build.fmul(series, rest), n
+
+    def _power_of_two(self, n: Any) -> Any:
+        """Return 2^n for a vector of integers within the range of exponents."""
+        build, bits = self.builder, (23 if self._bytes == 4 else 52)
+        one = build.bitcast(self.filled(1.0), n.type)
+        shift = ir.Constant(n.type, [bits] * n.type.count)
+        return build.bitcast(build.add(build.shl(n, shift), one), self.vector)
+
+    def clipped(self, x: Any, low: float, high: float) -> Any:
+        """Return x within [low, high]; a NaN stays one."""
+        build = self.builder
+        x = build.select(build.fcmp_ordered("<", x, self.filled(low)), self.filled(low), x)
+        return build.select(build.fcmp_ordered(">", x, self.filled(high)), self.filled(high), x)
+
+    def exp(self, x: Any) -> Any:
+        """Return e^x within 2 units in the last place: infinity and 0 where it is out of range."""
+        build = self.builder
+        p, n = self._reduced(self.clipped(x, *((-105, 90) if self._bytes == 4 else (-750, 711))))
+        # In two steps, since 2^n alone may be out of range where e^x is not.
+        first = build.ashr(n, ir.Constant(n.type, [1] * n.type.count))
+        value = build.fadd(p, self.filled(1.0))
+        value = build.fmul(value, self._power_of_two(first))
+        return build.fmul(value, self._power_of_two(build.sub(n, first)))
+
+    def tanh(self, x: Any) -> Any:
+        """Return tanh x = d / (d + 2), d = e^2x - 1, within 4 units in the last place."""
+        build = self.builder
+        # Where |2x| is clipped the result is 1.
+        size = self.clipped(self._call(f"llvm.fabs.{self._suffix(x.type)}", x.type, [x]), 0, 22)
+        p, n = self._reduced(build.fadd(size, size))
+        power = self._power_of_two(n)
+        d = self.multiply_add(p, power, build.fsub(power, self.filled(1.0)))
+        value = build.fdiv(d, build.fadd(d, self.filled(2.0)))
+        return self._call(f"llvm.copysign.{self._suffix(x.type)}", x.type, [value, x])
 
     def lane_sums(self, vectors: Sequence[Any]) -> Any:
         """Return a vector whose lane i is the sum over all lanes of vector i, in a fixed order.

@@ -77,7 +77,7 @@ class Sigmoid(_Activation):
 
     forward_kernel = kernels.sigmoid_forward
     backward_kernel = kernels.sigmoid_backward
-    cost = 13.0
+    cost = 0.3
 
 
 class TanH(_Activation):
@@ -89,4 +89,4 @@ class TanH(_Activation):
 
     forward_kernel = kernels.tanh_forward
     backward_kernel = kernels.tanh_backward
-    cost = 13.0
+    cost = 0.3

@@ -91,3 +91,26 @@ def test_backward_in_place_gives_the_same_bits(kernel, numbers):
     kernel(Y, DY, apart, *numbers, 0, 4)
     kernel(Y, inside, inside, *numbers, 0, 4)
     np.testing.assert_array_equal(inside, apart)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", ["sigmoid_forward", "tanh_forward"])
+def test_error_in_units_of_the_last_place(dtype, name):
+    tiny = -87 if dtype == "float32" else -708  # below, sigmoid is denormal
+    sizes = np.logspace(-30, 2, 20001)
+    x = np.concatenate([-sizes, sizes, np.linspace(tiny, 50, 20001)]).astype(dtype)
+    x = np.maximum(x, np.array(tiny, dtype))
+    y = np.empty((1, x.size), dtype)
+    getattr(kernels, name)(x[None], y, 0, 1)
+    wide = x.astype(np.longdouble)
+    true = 1 / (1 + np.exp(-wide)) if name == "sigmoid_forward" else np.tanh(wide)
+    assert (np.abs(y[0] - true) <= 4 * np.spacing(np.abs(true.astype(dtype)))).all()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_tanh_keeps_the_sign_of_zero_and_what_is_tiny(dtype):
+    x = row(-0.0, 1e-40, -1e-40, dtype=dtype)
+    y = np.empty_like(x)
+    kernels.tanh_forward(x, y, 0, 1)
+    np.testing.assert_array_equal(y, x)
+    assert np.signbit(y[0]).tolist() == [True, False, True]
