@@ -25,7 +25,7 @@ from cgdnn.plan.lower import PASSES
 from cgdnn.plan.shapes import Assembly, assemble
 from cgdnn.plan.show import Table
 from cgdnn.proto.cgdnn_pb2 import NetParameter
-from cgdnn.runtime.measure import ROUNDS, able_candidates, measure, peak_flops
+from cgdnn.runtime.measure import ROUNDS, measure, peak_flops, serving_candidates
 
 ZEROS = (0.0, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.99)
 QUICK_ZEROS = (0.0, 0.5, 0.75, 0.9, 0.99)
@@ -143,15 +143,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def runnable(assembly: Assembly, which: str) -> list[Candidate]:
-    """Return what can run a pass whatever the zeros in the gradient, the baseline last."""
+    """Return what can run a pass, the baseline last."""
     planned = assembly.layers[CONVOLUTION]
-    before, planned.layer.zeros = planned.layer.zeros, 1.0
-    try:
-        able = able_candidates(planned, which)
-    finally:
-        planned.layer.zeros = before
     every = planned.layer.candidates(which)
-    return able + [candidate for candidate in every if candidate.name == _parallel_gemm.NAME]
+    baseline = [candidate for candidate in every if candidate.name == _parallel_gemm.NAME]
+    return serving_candidates(planned, which) + baseline
 
 
 def _dense(assembly: Assembly, threads: int, rounds: int, peak: float) -> Iterator[tuple[str, ...]]:
@@ -181,7 +177,7 @@ Sweep = dict[float, dict[str, float]]
 def _sweep(
     assembly: Assembly, which: str, shares: Sequence[float], threads: int, rounds: int
 ) -> Sweep:
-    candidates = [c for c in runnable(assembly, which) if c.name != _parallel_gemm.NAME]
+    candidates = serving_candidates(assembly.layers[CONVOLUTION], which)
     return {
         zeros: {
             candidate.name: seconds

@@ -232,6 +232,13 @@ class Operands:
         return Slot("accumulate", self.param_diff[index])
 
 
+class Slower(str):
+    """A reason not to use a candidate that could serve: by estimate, another one is faster.
+
+    A measurement goes before the estimate.
+    """
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One way to run a pass: a name, the layouts that it needs, when it cannot serve, its steps.
@@ -242,7 +249,7 @@ class Candidate:
         The variant, such as ``unfold_gemm``.
     steps : callable(layer, Operands) -> list of Step
     refuse : callable(layer) -> str or None
-        A reason why this layer cannot use the candidate, or None.
+        A reason why this layer cannot (or, if it is `Slower`, should not) use the candidate.
     bottom_layout, top_layout : str
         The layout in which it wants every bottom and gives every top (and their diffs): "nchw" or
         another that `cgdnn.plan.layout` knows.
@@ -253,6 +260,11 @@ class Candidate:
     refuse: Callable[[Any], str | None] = lambda layer: None
     bottom_layout: str = "nchw"
     top_layout: str = "nchw"
+
+    def serves(self, layer: Layer) -> bool:
+        """Tell whether this layer can use the candidate, however fast that is."""
+        reason = self.refuse(layer)
+        return reason is None or isinstance(reason, Slower)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 """Which candidate runs each pass: the fastest measured one, else the first that does not refuse.
 
+A layer may refuse a candidate because it cannot use it, or because it estimates that another one is
+faster; measurements go before estimates.
+
 Measurements are kept in a table, one file for any number of machines, that can be read, shipped
 and edited: problem -> candidate -> milliseconds. A problem is a layer with its shapes and fields,
 a pass, an element type and, for the backward passes of layers with kernels that skip zeros, the
@@ -120,16 +123,17 @@ def choose(
     ----------
     forced : mapping
         ``<layer>.<pass>`` -> name of the candidate that a resumed run had; it goes before the
-        table, where the layer still knows it and does not refuse.
+        table, where the layer still knows it and can use it.
     """
-    candidates = planned.layer.candidates(which)
-    able = [c for c in candidates if c.refuse(planned.layer) is None]
+    layer = planned.layer
+    serving = [candidate for candidate in layer.candidates(which) if candidate.serves(layer)]
     wanted = forced.get(f"{planned.node.name}.{which}")
-    for candidate in able:
+    for candidate in serving:
         if candidate.name == wanted:
             return candidate
-    times = table.times.get(problem(planned, which, dtype), {}) if len(able) > 1 else {}
-    measured = [candidate for candidate in able if candidate.name in times]
-    if len(measured) == len(able):
+    times = table.times.get(problem(planned, which, dtype), {}) if len(serving) > 1 else {}
+    able = [candidate for candidate in serving if candidate.refuse(layer) is None]
+    if all(candidate.name in times for candidate in able):
+        measured = [candidate for candidate in serving if candidate.name in times]
         return min(measured, key=lambda candidate: times[candidate.name])
     return able[0]

@@ -60,8 +60,9 @@ def tune(assembly: Assembly, dtype: str, table: TuningTable, report: Callable[[s
     """
     for index, planned in enumerate(assembly.layers):
         for which in PASSES:
-            able = able_candidates(planned, which)
-            if len(able) < 2 or (which != "forward" and not planned.needs_backward):
+            if len(serving_candidates(planned, which)) < 2 or (
+                which != "forward" and not planned.needs_backward
+            ):
                 continue
             key = problem(planned, which, dtype)
             if key not in table.times:
@@ -78,10 +79,10 @@ def _time(entry: tuple[str, float]) -> float:
     return entry[1]
 
 
-def able_candidates(planned: PlannedLayer, which: str) -> list[Candidate]:
-    """Return the candidates of a pass that do not refuse the layer."""
+def serving_candidates(planned: PlannedLayer, which: str) -> list[Candidate]:
+    """Return the candidates of a pass that the layer can use, the slow ones too."""
     candidates = planned.layer.candidates(which)
-    return [candidate for candidate in candidates if candidate.refuse(planned.layer) is None]
+    return [candidate for candidate in candidates if candidate.serves(planned.layer)]
 
 
 def measure(
@@ -109,7 +110,7 @@ def measure(
         The pass.
     dtype : str
     candidates : sequence of Candidate, optional
-        By default those that do not refuse the layer.
+        By default those that the layer can use.
     zeros : float, optional
         Share of exact zeros in the diffs of the tops; by default the layer's.
     threads : int
@@ -118,7 +119,7 @@ def measure(
         Times that each candidate has its turn.
     """
     planned = assembly.layers[index]
-    candidates = able_candidates(planned, which) if candidates is None else candidates
+    candidates = serving_candidates(planned, which) if candidates is None else candidates
     state = State(dtype)
     _fill(planned, assembly, state, planned.layer.zeros if zeros is None else zeros)
     lowering = Lowering(assembly, dtype, seed=1)

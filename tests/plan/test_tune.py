@@ -7,7 +7,7 @@ import pytest
 
 from cgdnn import machine
 from cgdnn.errors import DataError
-from cgdnn.layers._base import Candidate
+from cgdnn.layers._base import Candidate, Slower
 from cgdnn.layers.activation import ReLU
 from cgdnn.plan.lower import Lowering
 from cgdnn.plan.tune import TuningTable, problem
@@ -76,6 +76,32 @@ def test_a_resumed_run_keeps_its_choices() -> None:
     names = lowering.chosen_names()
     assert names["r.forward"] == "second"
     assert names["r.backward_data"] == "first", "a refused candidate cannot be forced"
+
+
+def test_a_measurement_goes_before_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ReLU.candidates
+
+    def candidates(self: ReLU, which: str) -> list[Candidate]:
+        (usual,) = plain(self, which)
+        doubted = Candidate("doubted", usual.steps, lambda layer: Slower("looks slow"))
+        return [doubted, Candidate("first", usual.steps)]
+
+    monkeypatch.setattr(ReLU, "candidates", candidates)
+    assembly = assembled(NET)
+    key = problem(assembly.layers[1], "forward", "float32")
+
+    def chosen(times: dict[str, float]) -> str:
+        table = TuningTable({key: times})
+        return Lowering(assembly, "float32", 1, table).chosen_names()["r.forward"]
+
+    assert chosen({}) == "first"
+    assert chosen({"doubted": 1.0, "first": 2.0}) == "doubted"
+    assert chosen({"doubted": 3.0, "first": 2.0}) == "first"
+    assert chosen({"doubted": 1.0}) == "first"
+    assert chosen({"first": 2.0}) == "first"
+    lowering = Lowering(assembly, "float32", 1)
+    lowering.choose({"r.forward": "doubted"})
+    assert lowering.chosen_names()["r.forward"] == "doubted"
 
 
 def test_a_table_keeps_other_machines(tmp_path: Path) -> None:
