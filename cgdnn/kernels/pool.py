@@ -101,6 +101,13 @@ def _elements(
             yield begin, column.index
 
 
+def _exceeds(e: Emitter, value: Any, known: Any) -> Any:
+    """Return the mask of the lanes where a value is the new maximum: larger, or NaN."""
+    build = e.builder
+    larger = build.fcmp_ordered(">", value, known)
+    return build.or_(larger, build.fcmp_unordered("uno", value, value))
+
+
 @emitted
 def _max_outputs(e, x, top, left, width, rows, columns, stride, y, argmax, out, count):  # type: ignore[no-untyped-def]
     """Write a vector of `count` outputs at most, from y[out] and argmax[out] on.
@@ -118,9 +125,7 @@ def _max_outputs(e, x, top, left, width, rows, columns, stride, y, argmax, out, 
             with _elements(windows, x, top, rows, columns) as (row, column):
                 value, known = windows.load(x, row, column, -inf), build.load(best)
                 position = windows.numbers(build.add(build.add(row, left), column))
-                better = build.or_(
-                    build.fcmp_ordered(">", value, known), build.fcmp_unordered("uno", value, value)
-                )
+                better = _exceeds(e, value, known)
                 build.store(build.select(better, value, known), best)
                 build.store(build.select(better, position, build.load(where)), where)
             if windows.whole:
@@ -131,6 +136,70 @@ def _max_outputs(e, x, top, left, width, rows, columns, stride, y, argmax, out, 
             nowhere = ir.Constant(begin.type, [-1] * e.lanes)
             e.store(build.select(outside, e.zero(), build.load(best)), e.at(y, out), wanted)
             e.store(build.select(outside, nowhere, build.load(where)), e.at(argmax, out), wanted)
+
+
+@emitted
+def _max_row_by_two(e, x, top, width, rows, columns, y, argmax, out, count):  # type: ignore[no-untyped-def]
+    """Write a row of maxima at stride 2 without padding, from y[out] and argmax[out] on.
+
+    The windows, of 2 or 3 columns, begin in the row at x[top]. Their columns are taken apart from
+    a few vectors of each row, whose masks do not change from row to row.
+    """
+    build, lanes = e.builder, e.lanes
+    # Where the vectors begin that are loaded from a row; which two of them make a column, and the
+    # lanes of both that do.
+    offsets_of = [0, lanes], [0, lanes, 2, lanes + 1]
+    make_column = (
+        (0, 1, [*range(0, 2 * lanes, 2)]),
+        (0, 1, [*range(1, 2 * lanes, 2)]),
+        (2, 3, [*range(0, lanes, 2), *range(lanes + 1, 2 * lanes, 2)]),
+    )
+    vectors = build.sdiv(build.add(count, e.integer(lanes - 1)), e.integer(lanes))
+    with e.loop(vectors) as vector:
+        first = build.mul(vector.index, e.integer(lanes))
+        left = build.mul(first, e.integer(2))
+        end = build.add(build.add(left, columns), e.integer(2 * lanes - 2))
+        enough = build.icmp_signed("<=", build.add(first, e.integer(lanes)), count)
+        whole = build.and_(enough, build.icmp_signed("<=", end, width))
+        number = build.mul(build.sub(columns, e.integer(2)), e.integer(2))
+        number = build.add(number, build.zext(whole, number.type))
+        with e.cases(number, 4) as cases:
+            for case in cases:
+                offsets = offsets_of[case // 2]
+                inside = build.sub(width, left)
+                masks = [
+                    None if case % 2 else e.first_lanes(build.sub(inside, e.integer(offset)))
+                    for offset in offsets
+                ]
+                start = build.add(top, left)
+                place = build.add(e.lane_numbers(start), e.lane_numbers(e.integer(0)))
+                best, where, row_place = map(e.variable, (e.filled(-inf), place, place))
+                with e.sweep(rows, (e.at(x, start), width)) as (row,):
+                    for step in range(2):
+                        e.prefetch(e.at(row, e.integer(_AHEAD + step * lanes)))
+                    loaded = [
+                        e.load(e.at(row, e.integer(offset)), mask, -inf)
+                        for offset, mask in zip(offsets, masks, strict=True)
+                    ]
+                    value, *others = (
+                        e.shuffle(loaded[a], loaded[b], order)
+                        for a, b, order in make_column[: len(offsets) // 2 + 1]
+                    )
+                    column = ir.Constant(place.type, None)
+                    for i, other in enumerate(others, start=1):
+                        better = _exceeds(e, other, value)
+                        value = build.select(better, other, value)
+                        here = ir.Constant(place.type, [i] * lanes)
+                        column = build.select(better, here, column)
+                    better = _exceeds(e, value, build.load(best))
+                    position = build.add(build.load(row_place), column)
+                    build.store(build.select(better, value, build.load(best)), best)
+                    build.store(build.select(better, position, build.load(where)), where)
+                    build.store(e.shifted(build.load(row_place), width), row_place)
+                wanted = None if case % 2 else e.first_lanes(build.sub(count, first))
+                target = build.add(out, first)
+                e.store(build.load(best), e.at(y, target), wanted)
+                e.store(build.load(where), e.at(argmax, target), wanted)
 
 
 @emitted
@@ -195,13 +264,19 @@ def pool_max_forward(  # type: ignore[no-untyped-def]
     height, width = x.shape[2], x.shape[3]
     pooled_w = y.shape[3]
     lanes = lanes_of(x)
+    by_two = stride_w == 2 and pad_w == 0 and (kernel_w == 2 or kernel_w == 3)
     for n in range(begin, end):
         for c in range(x.shape[1]):
             plane, values, places = x[n, c], y[n, c], argmax[n, c]
             for ph in range(y.shape[2]):
                 top = max(ph * stride_h - pad_h, 0)
                 rows = min(ph * stride_h - pad_h + kernel_h, height) - top
-                if stride_w <= _VECTOR_STRIDES and rows > 0:
+                if by_two and rows > 0:
+                    _max_row_by_two(
+                        plane, top * width, width, rows, kernel_w, values, places,
+                        ph * pooled_w, pooled_w,
+                    )  # fmt: skip
+                elif stride_w <= _VECTOR_STRIDES and rows > 0:
                     for first in range(0, pooled_w, lanes):
                         # The last vector ends with the last output, where there are enough.
                         pw = max(min(first, pooled_w - lanes), 0)
