@@ -106,10 +106,20 @@ class Window:
         return run < self.kernel[1] * self._blocks and run <= most_sums()
 
     @property
+    def weights_vectors(self) -> int:
+        """Vectors of x that a non-zero meets in backward_weights."""
+        columns = self.kernel[1] * (self.channels if self.packs else self._blocks * _lanes())
+        return self.kernel[0] * -(-columns // _lanes())
+
+    @property
+    def data_vectors(self) -> int:
+        """Vectors of w that a non-zero meets in backward_data."""
+        return self.kernel[0] * self.kernel[1] * self._blocks
+
+    @property
     def weights_row(self) -> int:
         """Elements of the sums of one filter (see `conv_sparse_sum_weights`)."""
-        columns = self.kernel[1] * (self.channels if self.packs else self._blocks * _lanes())
-        return _spread(self.kernel[0] * -(-columns // _lanes()) * _lanes())
+        return _spread(self.weights_vectors * _lanes())
 
     @property
     def total_scratch(self) -> int:
@@ -119,8 +129,13 @@ class Window:
     @property
     def data_row(self) -> int:
         """Elements of a filter in the order of `conv_sparse_pack_weights`, which writes squares."""
-        taps = self.kernel[0] * self.kernel[1]
-        return _spread((taps * self._blocks + -taps % _lanes()) * _lanes())
+        spare = -(self.kernel[0] * self.kernel[1]) % _lanes()
+        return _spread((self.data_vectors + spare) * _lanes())
+
+    @property
+    def panels(self) -> int:
+        """Lists of each pixel in backward_data."""
+        return -(-self.filters // _PANEL)
 
     @property
     def _line(self) -> int:
@@ -177,13 +192,12 @@ class Window:
         band = self.data_band()
         rows = band * self.stride[0] + self.kernel[0] - 1
         pixels = band * self.output[1]
-        panels = -(-self.filters // _PANEL)
         return [
             (rows * self._line * self._blocks * _lanes() + _lanes() ** 2, "real"),
             (self.filters * pixels + _lanes(), "real"),
             (self.filters * pixels + _lanes(), "int32"),
             (_PANEL * _lanes(), "real"),
-            (panels * pixels + 1 + self._offsets(), "int64"),
+            (self.panels * pixels + 1 + self._offsets(), "int64"),
         ]
 
     def _offsets(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd, prod
+from math import ceil, gcd, prod
 
 from cgdnn.kernels import conv_sparse as kernels
 from cgdnn.kernels.reduce import reduce_rows
@@ -24,13 +24,16 @@ from cgdnn.layers._base import (
     write,
 )
 
-_FLOP, _ELEMENT, _WEIGHT = 0.005, 0.1, 1.0
-"""Nanoseconds of a flop, of looking at an element of dy, and of re-laying a weight."""
+_ADD, _ENTRY, _LIST, _ELEMENT, _RELAY, _WEIGHT = 0.11, 1.2, 10.0, 0.2, 0.36, 0.4
+"""Nanoseconds of a vector's multiply-add, of an entry and a list that a tile goes through, of
+looking at an element of dy, of re-laying an element of an image, and of a partial sum."""
 _SHARE = 0.2
-"""Share of non-zeros that costs are estimated for: how passes are cut must not depend on values."""
+"""Share of non-zeros that pieces are cut for: how passes are cut must not depend on values."""
 _MOST_PARTIAL = 1 << 18
 """Weights beyond which each piece of the weight gradient computes some filters from all images,
 rather than all filters from some images: partial gradients would not stay in a near cache."""
+_PARTIALS = 16
+"""Partial gradients that are expected else."""
 _FILTERS = 32
 """Filters that such a piece computes at least: each piece re-lays all images."""
 
@@ -72,7 +75,7 @@ class Sparse:
                     END,
                 ],
                 self.window.images,
-                self._cost,
+                self.cost("backward_data", 1 - _SHARE) / self.window.images,
             )
             for dy, dx, wanted in zip(
                 operands.top_diff, operands.bottom_diff, operands.propagate, strict=True
@@ -83,10 +86,9 @@ class Sparse:
 
     def backward_weights(self, operands: Operands) -> list[Step]:
         """Return the steps that sum the gradients of all bottoms, one bottom after the other."""
-        by_filter = self.window.filters * self.window.weights_row > _MOST_PARTIAL
         steps: list[Step] = []
         for x, dy in zip(operands.bottom, operands.top_diff, strict=True):
-            steps += (self._by_filter if by_filter else self._by_sample)(operands, x, dy)
+            steps += (self._by_filter if self._by_filters else self._by_sample)(operands, x, dy)
         return steps
 
     def _by_sample(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
@@ -104,14 +106,13 @@ class Sparse:
     def _by_filter(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
         """Return a step over filters that reads all samples, and the steps that re-lay its sums."""
         filters, (_, together) = self.window.filters, self.window.weights_band()
-        unit = gcd(filters, _FILTERS)
         size = filters * self.window.weights_row
         dw = operands.temporary("dw", (1, size))
         db = operands.temporary("db", (1, filters))
         arrays = [read_all(x, self._bottom), read_all(dy, self._top), write(dw), write(db)]
-        numbers: list[Argument] = [0, unit, BEGIN, END, 0, self.window.images // together]
+        numbers: list[Argument] = [0, self._unit, BEGIN, END, 0, self.window.images // together]
         return [
-            self._weights_step(operands, arrays, filters, numbers, filters // unit),
+            self._weights_step(operands, arrays, filters, numbers, filters // self._unit),
             *self._sum_steps(operands, read_all(dw), read_all(db)),
         ]
 
@@ -136,7 +137,7 @@ class Sparse:
                 *numbers,
             ],
             extent,
-            self._cost * window.images / extent,
+            self.cost("backward_weights", 1 - _SHARE) / extent,
         )
 
     def _sum_steps(self, operands: Operands, dw: Use, db: Use) -> list[Step]:
@@ -161,6 +162,16 @@ class Sparse:
         return steps
 
     @property
+    def _by_filters(self) -> bool:
+        """Whether the weight gradient is cut over filters."""
+        return self.window.filters * self.window.weights_row > _MOST_PARTIAL
+
+    @property
+    def _unit(self) -> int:
+        """Filters that are cut together."""
+        return gcd(self.window.filters, _FILTERS)
+
+    @property
     def _bottom(self) -> tuple[int, ...]:
         return (self.window.images, self.window.channels, *self.window.size)
 
@@ -168,13 +179,31 @@ class Sparse:
     def _top(self) -> tuple[int, ...]:
         return (self.window.images, self.window.filters, *self.window.output)
 
-    @property
-    def _cost(self) -> float:
-        """Return the estimated nanoseconds of one image in either pass."""
-        window = self.window
-        flops = 2 * window.channels * prod(window.kernel)
-        each = _ELEMENT + _SHARE * _FLOP * flops
-        return each * window.filters * prod(window.output)
+    def cost(self, which: str, zeros: float) -> float:
+        """Return the estimated nanoseconds of a pass on one core.
+
+        Parameters
+        ----------
+        which : str
+        zeros : float
+            Share of zeros in dy.
+        """
+        window, gradients, image = self.window, prod(self._top), prod(self._bottom)
+        if which == "backward_data":
+            vectors = window.data_vectors
+            lists = gradients / window.filters * window.panels
+            rest = _RELAY * image
+        else:
+            vectors = window.weights_vectors
+            lists = gradients / prod(window.output) / window.weights_band()[1]
+            pieces = window.filters // self._unit if self._by_filters else 1
+            partials = 1 if self._by_filters else min(window.images, _PARTIALS)
+            rest = (
+                _RELAY * image * pieces + _WEIGHT * window.filters * window.weights_row * partials
+            )
+        tiles = ceil(vectors / kernels.most_sums())
+        entry, entries = _ADD * vectors + _ENTRY * tiles, (1 - zeros) * gradients
+        return _ELEMENT * gradients + entries * entry + lists * tiles * _LIST + rest
 
     def _geometry(self, *band: int) -> tuple[int, ...]:
         """Return the numbers that both kernels get."""
