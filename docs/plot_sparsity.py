@@ -64,7 +64,9 @@ def train(folder: Path, iterations: int) -> dict[int, Row]:
     for iteration in (1, 20, *range(100, iterations + 1, 100)):
         solver.step(max(0, iteration - solver.iter - TRACED))
         kernels = solver.net.choose_kernels({})  # changes nothing: names what has been chosen
-        seconds = [_step(solver) for _ in range(iteration - solver.iter)]
+        seconds = [_step(solver) for _ in range(iteration - solver.iter - 1)]
+        solver.net.watch_zeros()
+        seconds.append(_step(solver))
         rows[iteration] = _row(solver.net, seconds, kernels)
     return rows
 
