@@ -56,7 +56,7 @@ def _run_batches(net: Net, iterations: int) -> tuple[list[Output], float]:
     outputs: list[Output] = []
     loss = 0.0
     for batch in range(iterations):
-        net.run(("forward",))
+        net.run(("forward",), lend=True)
         outputs = outputs_of(net)
         loss += net.loss
         for output in outputs:

@@ -13,8 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from cgdnn import machine
 from cgdnn.cli import _scored
 from cgdnn.cli._log import log
@@ -56,10 +54,11 @@ def run(args: argparse.Namespace) -> int:
 def _measure(net: Net, iterations: int) -> None:
     log.info("Performing Forward")
     log.info("Performing Backward")
-    net.run(PASSES, trace=True)  # compiles, plans, reads the first batches
+    net.watch_zeros()
+    net.run(PASSES, lend=True, trace=True)  # compiles, plans, reads the first batches
     log.info("Initial loss: %g", net.loss)
     net.choose_kernels(net.count_zeros())  # as training does
-    net.run(PASSES, trace=True)
+    net.run(PASSES, lend=True, trace=True)
     log.info("*** Benchmark begins ***")
     log.info("Testing for %d iterations.", iterations)
     layers: defaultdict[tuple[int, str], float] = defaultdict(float)
@@ -68,7 +67,7 @@ def _measure(net: Net, iterations: int) -> None:
     total = 0.0
     for iteration in range(iterations):
         begin = time.perf_counter()
-        tasks = net.run(PASSES, trace=True)
+        tasks = net.run(PASSES, lend=True, trace=True)
         milliseconds = 1e3 * (time.perf_counter() - begin)
         total += milliseconds
         log.info("Iteration: %d forward-backward time: %g ms.", iteration + 1, milliseconds)
@@ -89,6 +88,8 @@ def _measure(net: Net, iterations: int) -> None:
     log.info("Average Forward-Backward: %g ms.", total / iterations)
     log.info("Total Time: %g ms.", total)
     log.info("*** Benchmark ends ***")
+    net.watch_zeros()
+    net.run(PASSES, lend=True)
     print_table(_rates(net, {key: taken / iterations for key, taken in passes.items()}))
 
 
@@ -98,31 +99,35 @@ def _rates(net: Net, milliseconds: Mapping[tuple[int, str], float]) -> Table:
     Parameters
     ----------
     net : Net
-        Its diffs are those of the last backward pass.
+        It has counted the zeros in its last backward pass.
     milliseconds : mapping
         (layer, pass) -> time of one iteration, added up over all workers.
     """
     peak = peak_flops(net.dtype)
+    zeros = net.count_zeros()
     columns = ("layer", "pass", "kernel", "#ms", "#dense", "#goodput", "#of peak", "#zeros")
     return Table(
         f"GF/s of a core, peak {1e-9 * peak:.0f} ({machine.description()})",
         (*columns, "#intrinsic", "#unfolded", "#region"),
-        list(_rate_rows(net, milliseconds, peak)),
+        list(_rate_rows(net, milliseconds, zeros, peak)),
     )
 
 
 def _rate_rows(
-    net: Net, milliseconds: Mapping[tuple[int, str], float], peak: float
+    net: Net,
+    milliseconds: Mapping[tuple[int, str], float],
+    zeros: Mapping[str, float],
+    peak: float,
 ) -> Iterator[tuple[str, ...]]:
     for index, planned in enumerate(net.assembly.layers):
         flops = 2 * planned.layer.multiply_adds()
         ran = [which for which in LAYER_PASSES if (index, which) in milliseconds]
         if flops == 0 or not ran:
             continue
-        zeros = _zeros(net, planned) if ran != ["forward"] else 0.0
+        share = zeros.get(planned.node.name, 0.0)
         for which in ran:
             seconds = 1e-3 * milliseconds[index, which]
-            useful = 1.0 if which == "forward" else 1.0 - zeros
+            useful = 1.0 if which == "forward" else 1.0 - share
             yield (
                 planned.node.name if which == ran[0] else "",
                 which,
@@ -131,15 +136,9 @@ def _rate_rows(
                 f"{1e-9 * flops / seconds:.1f}",
                 f"{1e-9 * useful * flops / seconds:.1f}",
                 f"{flops / seconds / peak:.2f}",
-                "" if which == "forward" else f"{zeros:.3f}",
+                "" if which == "forward" else f"{share:.3f}",
                 *_intensities(planned, 1.0 - useful),
             )
-
-
-def _zeros(net: Net, planned: PlannedLayer) -> float:
-    """Return the share of exact zeros in the gradients that the layer gets."""
-    diffs = [net.blobs[net.assembly.blobs[top].name].diff for top in planned.node.tops]
-    return 1.0 - sum(map(np.count_nonzero, diffs)) / max(1, sum(diff.size for diff in diffs))
 
 
 def _intensities(planned: PlannedLayer, zeros: float) -> tuple[str, str, str]:

@@ -1,14 +1,16 @@
-"""Place what lives only for a part of a program: partials, temporaries and scratch.
+"""Place what lives only for a part of a program: partials, temporaries, lent blobs and scratch.
 
-Blobs, diffs, parameters and states have memory of their own for as long as the net lives.
-Partials and temporaries share one arena: each is placed at the lowest offset that is free between
-its first and its last use in program order. Two that share bytes make their tasks wait for each
-other, so small ones keep theirs to the end. Scratch lies in a block of each worker.
+Parameters and states have memory of their own for as long as the net lives, and so have the blobs
+and diffs that somebody may look at afterwards; the others are lent to the program (see
+`cgdnn.plan.lower`). Partials, temporaries and what is lent share one arena: each is placed at the
+lowest offset that is free between its first and its last use in program order. Two that share
+bytes make their tasks wait for each other, so small ones keep theirs to the end. Scratch lies in a
+block of each worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from cgdnn.layers._base import Buffer, Use
@@ -49,8 +51,21 @@ def uses(task: Task) -> Iterable[Use]:
                 yield argument
 
 
-def place(tasks: list[Task], size_of: Callable[[Buffer], int]) -> Placement:
-    """Place every short-lived and scratch buffer of `tasks`.
+def first_uses(tasks: Iterable[Task]) -> tuple[set[Buffer], set[Buffer]]:
+    """Return what `tasks`, in program order, read before they write it, and what they write."""
+    found: set[Buffer] = set()
+    made: set[Buffer] = set()
+    for task in tasks:
+        modes = [(root(use.buffer), use.mode) for use in uses(task)]
+        found.update(buffer for buffer, mode in modes if mode != "write" and buffer not in made)
+        made.update(buffer for buffer, mode in modes if mode != "read")
+    return found, made
+
+
+def place(
+    tasks: list[Task], size_of: Callable[[Buffer], int], lent: Container[Buffer] = ()
+) -> Placement:
+    """Place every short-lived, lent and scratch buffer of `tasks`.
 
     Parameters
     ----------
@@ -58,6 +73,8 @@ def place(tasks: list[Task], size_of: Callable[[Buffer], int]) -> Placement:
         In program order.
     size_of : callable
         Buffer -> bytes of all of it.
+    lent : container of Buffer
+        Blobs and diffs whose content is not needed after the last use, nor before the first one.
     """
     first: dict[Buffer, int] = {}
     last: dict[Buffer, int] = {}
@@ -69,7 +86,7 @@ def place(tasks: list[Task], size_of: Callable[[Buffer], int]) -> Placement:
             buffer = root(use.buffer)
             if buffer.kind == "scratch":
                 scratch.append(buffer)
-            elif buffer.kind in SHORT_LIVED:
+            elif buffer.kind in SHORT_LIVED or buffer in lent:
                 first.setdefault(buffer, index)
                 last[buffer] = index
         # What an earlier task has placed stays there; the others come behind.

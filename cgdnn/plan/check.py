@@ -2,7 +2,7 @@
 
 The check shares no code with the planner. It asks of the finished program: can it run at all
 (no cycle), are two tasks that touch the same bytes always ordered where one of them writes, and
-does every read of short-lived memory find what was written for it? Each fault has a name:
+does every read of the arena find what was written for it? Each fault has a name:
 
 ==========================  ====================================================================
 ``cycle``                   tasks wait for each other
@@ -12,7 +12,7 @@ does every read of short-lived memory find what was written for it? Each fault h
 ``overlapping writes``      two writes of the same bytes are not ordered
 ``unordered reduction``     two tasks that add to the same bytes are not ordered
 ``buffer reused early``     two buffers share bytes of the arena while both are in use
-``read before its write``   short-lived memory is read that nothing wrote
+``read before its write``   memory of the arena is read that nothing wrote
 ==========================  ====================================================================
 """
 
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from cgdnn.errors import InternalError
 from cgdnn.layers._base import Buffer
-from cgdnn.plan.buffers import SHORT_LIVED, root
+from cgdnn.plan.buffers import root
 from cgdnn.plan.tasks import Access, Program
 
 _SHOWN = 5
@@ -179,8 +179,8 @@ def _conflict(program: Program, one: tuple[int, Access], two: tuple[int, Access]
 
 
 def _wrong_reads(program: Program, touches: list[tuple[int, Access]]) -> Iterator[Fault]:
-    """Run the program in order and find reads of short-lived memory that nobody wrote for them."""
-    if not any(root(access.buffer).kind in SHORT_LIVED for _, access in touches):
+    """Run the program in order and find reads of the arena that nobody wrote for them."""
+    if not any(root(access.buffer) in program.places for _, access in touches):
         return
     ends = _pieces(touches)
     owner: list[Buffer | None] = [None] * len(ends)

@@ -2,26 +2,31 @@
 
 A program is made for a list of parts ("forward", "backward", "update") over a range of layers,
 so the whole iteration and a partial `Net.forward(start=, end=)` come out of the same code.
+
+A program can be lent blobs' data or diffs: those it makes itself, and that nobody looks at
+afterwards, reuse each other's memory. Their content is lost with the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cgdnn.errors import InternalError
 from cgdnn.kernels._jit import Kernel
 from cgdnn.kernels.random import key_of
-from cgdnn.layers._base import Buffer, Candidate, Operands, Step, Use
+from cgdnn.layers._base import Buffer, Candidate, Operands, Step, Use, read_all, write_all
 from cgdnn.plan import layout as layouts
-from cgdnn.plan.buffers import SHORT_LIVED, place, root
+from cgdnn.plan.buffers import first_uses, place, root
 from cgdnn.plan.depend import connect
 from cgdnn.plan.order import urgency
 from cgdnn.plan.partition import cut, partial_limit
-from cgdnn.plan.shapes import Assembly
+from cgdnn.plan.shapes import Assembly, PlannedLayer
 from cgdnn.plan.tasks import Access, Program, Task
 from cgdnn.plan.tune import TuningTable, choose
 
@@ -104,32 +109,58 @@ class Lowering:
         *,
         update: Sequence[Work] = (),
         fresh: Mapping[tuple[int, str], frozenset[str]] | None = None,
+        lent: Collection[tuple[int, str]] = (),
+        counting: bool = False,
     ) -> Program:
         """Return the program of these parts over the layers [first, last).
 
         Parameters
         ----------
         parts : sequence of str
-            Any of "forward", "backward", "update", in the order in which they run.
+            Any of "forward", "backward", "update", in the order in which they run; "again" is a
+            forward pass without the layers that have no bottoms, such as those that read data.
         update : sequence of Work
             The steps of the part "update" (see `cgdnn.plan.update`).
         fresh : mapping, optional
             Which layouts of which blobs are up to date before the run; N, C, H, W where absent.
+        lent : collection of (int, str)
+            The blobs and kinds ("data", "diff") whose content nobody needs after the run.
+        counting : bool
+            Count the non-zeros of what each backward pass over weights gets (see `nonzeros`).
         """
         homes = _Homes(self.assembly, dict(fresh or {}))
         works: list[Work] = []
         for part in parts:
-            if part == "forward":
+            if part in ("forward", "again"):
                 for index in range(first, last):
+                    if part == "again" and not self.assembly.layers[index].node.bottoms:
+                        continue
                     works += self._pass(index, "forward", homes)
             elif part == "backward":
                 for index in reversed(range(first, last)):
                     if self.assembly.layers[index].needs_backward:
+                        if counting:
+                            works += self._count(index, homes)
                         works += self._pass(index, "backward_weights", homes)
                         works += self._pass(index, "backward_data", homes)
             else:
                 works += update
-        return self._finish(works, homes.fresh)
+        return self._finish(works, homes.fresh, lent)
+
+    def nonzeros(self) -> dict[str, tuple[Buffer, int]]:
+        """Return, for each layer that multiplies and learns, where it counts and of how many.
+
+        The buffer holds the count of non-zeros in the diff of top 0, as the last run found it that
+        was made with `counting`; the number is the size of that diff.
+        """
+        return {
+            planned.node.name: (
+                _nonzeros(planned),
+                prod(self.assembly.blobs[planned.node.tops[0]].shape),
+            )
+            for planned in self.assembly.layers
+            if _is_counted(planned)
+        }
 
     def single_pass(self, layer: int, which: str) -> Program:
         """Return the program of one pass of one layer, for measuring."""
@@ -144,6 +175,14 @@ class Lowering:
         _, steps = homes.want(blob, kind, layouts.NCHW)
         name = f"{self.assembly.blobs[blob].name}.{kind}.to_{layouts.NCHW}"
         return self._finish([Work(name, -1, step) for step in steps], homes.fresh)
+
+    def _count(self, index: int, homes: _Homes) -> Iterator[Work]:
+        planned = self.assembly.layers[index]
+        if _is_counted(planned):
+            diff, steps = homes.want(planned.node.tops[0], "diff", layouts.NCHW)
+            steps.append(Step(count_nonzero, [read_all(diff), write_all(_nonzeros(planned))]))
+            for step in steps:
+                yield Work(f"{planned.node.name}.nonzeros", index, step)
 
     def _pass(self, index: int, which: str, homes: _Homes) -> Iterator[Work]:
         planned = self.assembly.layers[index]
@@ -198,9 +237,12 @@ class Lowering:
         for step in steps:
             yield Work(f"{node.name}.{which}", index, step)
 
-    def _finish(self, works: list[Work], fresh: Fresh) -> Program:
+    def _finish(
+        self, works: list[Work], fresh: Fresh, lent: Collection[tuple[int, str]] = ()
+    ) -> Program:
         tasks = [task for work in works for task in _cut(work, self)]
-        placement = place(tasks, self.size_of)
+        found, made = first_uses(tasks)
+        placement = place(tasks, self.size_of, self._roots(lent) - found if lent else ())
         spaces = _Spaces()
         for task in tasks:
             task.accesses = list(self._accesses(task, placement.places, spaces))
@@ -214,7 +256,17 @@ class Lowering:
             placement.arena_bytes,
             placement.scratch_bytes,
             fresh,
+            found,
+            made,
         )
+
+    def _roots(self, lent: Collection[tuple[int, str]]) -> set[Buffer]:
+        """Return the memory that is lent, which no other blob may have a part in."""
+        roots: dict[bool, set[Buffer]] = {True: set(), False: set()}
+        for index, blob in enumerate(self.assembly.blobs):
+            for (kind, _), home in blob.homes.items():
+                roots[(index, kind) in lent].add(root(home))
+        return roots[True] - roots[False]
 
     def _accesses(
         self, task: Task, places: Mapping[Buffer, int], spaces: _Spaces
@@ -240,7 +292,7 @@ class Lowering:
                 start = size // buffer.rows * task.piece
                 stop = start + size // buffer.rows
             space, base = ARENA, 0
-            if buffer.kind in SHORT_LIVED:
+            if buffer in places:
                 base = places[buffer]
             else:
                 space = spaces.number(buffer)
@@ -252,6 +304,20 @@ class Lowering:
                 argument.mode != "write",
                 argument.buffer,
             )
+
+
+def count_nonzero(array: npt.NDArray[Any], count: npt.NDArray[Any]) -> None:
+    """Write the number of non-zeros of `array` to ``count[0]``."""
+    count[0] = np.count_nonzero(array)
+
+
+def _is_counted(planned: PlannedLayer) -> bool:
+    return planned.needs_backward and planned.learns and planned.layer.multiply_adds() > 0
+
+
+def _nonzeros(planned: PlannedLayer) -> Buffer:
+    name = f"{planned.node.name}.nonzeros"
+    return planned.states.setdefault("plan.nonzeros", Buffer(name, (1,), "int64", "state"))
 
 
 class _Spaces:

@@ -112,6 +112,22 @@ class Assembly:
         """Indices of the parameters that a solver updates."""
         return [i for i, param in enumerate(self.params) if param.learns]
 
+    def lendable(self) -> set[tuple[int, str]]:
+        """Return the blobs and kinds ("data", "diff") whose memory a program may reuse.
+
+        All but what a net is fed with and asked for: values that no layer computes from others,
+        outputs and losses.
+        """
+        kept = {(blob, kind) for blob in self.graph.outputs for kind in ("data", "diff")}
+        for planned in self.layers:
+            for top, weight in zip(planned.node.tops, planned.loss_weights, strict=True):
+                if weight:
+                    kept |= {(top, "data"), (top, "diff")}
+                if not planned.node.bottoms:
+                    kept.add((top, "data"))
+        everything = {(blob, kind) for blob in range(len(self.blobs)) for kind in ("data", "diff")}
+        return everything - kept
+
 
 def assemble(
     graph: Graph,

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from cgdnn.kernels._jit import Kernel
 from cgdnn.layers._base import Buffer, Step, Use
-from cgdnn.plan.buffers import SHORT_LIVED, root, uses
+from cgdnn.plan.buffers import root, uses
 from cgdnn.plan.lower import PASSES, Lowering
 from cgdnn.plan.tasks import Program, Task
 
@@ -145,12 +145,11 @@ def _buffers(lowering: Lowering, program: Program) -> list[tuple[str, ...]]:
         size = lowering.size_of(buffer)
         if buffer.alias is not None:
             place = f"is {root(buffer).name}"
-        elif buffer.kind in SHORT_LIVED:
-            place = f"arena + {program.places[buffer]}"
-        elif buffer.kind == "scratch":
-            place = f"worker's block + {program.places[buffer]}"
-        else:
+        elif buffer not in program.places:
             place = "its own"
+        else:
+            where = "worker's block" if buffer.kind == "scratch" else "arena"
+            place = f"{where} + {program.places[buffer]}"
         shape = (buffer.rows, *buffer.shape) if buffer.kind == "partial" else buffer.shape
         rows.append((buffer.name, buffer.kind, shape_text(shape), f"{size:,}", place))
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from cgdnn.layers._base import Buffer, Step
 
@@ -59,11 +60,14 @@ class Program:
     order : list of int
         All tasks, the most urgent first (see `cgdnn.plan.order`).
     places : dict
-        Short-lived buffer -> byte offset in the arena; scratch -> offset in a worker's block.
+        Short-lived or lent buffer -> byte offset in the arena; scratch -> offset in a
+        worker's block.
     arena_bytes, scratch_bytes : int
         Size of the arena, and of one worker's scratch block.
     fresh : dict
         (blob, kind) -> the layouts that are up to date after a run.
+    found, made : set of Buffer
+        What it reads before writing it, and what it writes.
     """
 
     tasks: list[Task]
@@ -74,3 +78,10 @@ class Program:
     arena_bytes: int
     scratch_bytes: int
     fresh: dict[tuple[int, str], frozenset[str]]
+    found: set[Buffer] = field(default_factory=set)
+    made: set[Buffer] = field(default_factory=set)
+
+    @cached_property
+    def lost(self) -> set[Buffer]:
+        """The blobs and diffs that the program is lent: they hold nothing after a run."""
+        return {buffer for buffer in self.places if buffer.kind in ("data", "diff")}

@@ -22,6 +22,7 @@ from cgdnn.layers._fillers import fill
 from cgdnn.netdef.graph import build_graph
 from cgdnn.netdef.read import read_net
 from cgdnn.netdef.weights import read_weights, write_weights
+from cgdnn.plan.buffers import root
 from cgdnn.plan.lower import Fresh, Lowering, Work
 from cgdnn.plan.shapes import Assembly, PlannedLayer, PlannedParam, assemble
 from cgdnn.plan.tune import TuningTable
@@ -132,6 +133,7 @@ class Net:
         self._serial = serial
         self._tuning = tuning
         self._running = threading.Lock()
+        self._watching = False
         self._state = State(dtype)
         self.blobs: OrderedDict[str, Blob] = OrderedDict()
         self._exact = exact
@@ -147,6 +149,14 @@ class Net:
         self.lowering = Lowering(assembly, self.dtype, self.seed, self._tuning)
         self._fresh: Fresh = {}
         self._pinned: set[tuple[int, str]] = set()
+        self._lost: set[Buffer] = set()
+        """What the last run was lent, and so left without content."""
+        lendable = assembly.lendable()
+        self._lendable = {
+            "data": {entry for entry in lendable if entry[1] == "data" and self.phase == "TEST"},
+            "diff": {entry for entry in lendable if entry[1] == "diff"},
+        }
+        self._counted = False
         self._programs: dict[tuple[Any, ...], ThreadedRun] = {}
         for index, blob in enumerate(assembly.blobs):
             if blob.name in self.blobs:  # what users hold stays the same object
@@ -166,11 +176,44 @@ class Net:
         """Return a blob's array in N, C, H, W order for the user, and pin it.
 
         A pinned array stays live: every run ends with bringing it up to date, and later runs take
-        it as it is, since the user may have written into it.
+        it as it is, since the user may have written into it. It has memory of its own from now on;
+        where the last run has reused that of values, the net computes them again.
+
+        Raises
+        ------
+        UsageError
+            The last run has reused the memory of this diff.
         """
+        if self._lost and self._is_lost(index, kind):
+            if kind == "diff":
+                name = self.assembly.blobs[index].name
+                raise UsageError(
+                    f'blob "{name}": its diff was not kept, since gradients of a whole iteration '
+                    f'reuse memory. Read net.blobs["{name}"].diff once before the iteration; '
+                    "from then on it is kept."
+                )
+            self._compute_again()
         self._pinned.add((index, kind))
+        self._lendable[kind].discard((index, kind))
         self._bring_home(index, kind)
         return self._state.array(self.assembly.blobs[index].homes[kind, "nchw"])
+
+    def _is_lost(self, index: int, kind: str) -> bool:
+        homes = self.assembly.blobs[index].homes
+        return any(root(home) in self._lost for (which, _), home in homes.items() if which == kind)
+
+    def _compute_again(self) -> None:
+        """Compute the values that the last forward pass has not kept; keep all from now on.
+
+        They follow from the inputs and the parameters as these are now.
+        """
+        self._lendable["data"].clear()
+        undo = self.remember()
+        self.counter -= 1  # the same pass once more
+        try:
+            self.run(("again",))
+        finally:
+            undo()
 
     def _bring_home(self, index: int, kind: str) -> None:
         """Bring the array in N, C, H, W order up to date; from now on trust no other."""
@@ -280,7 +323,7 @@ class Net:
         self.reshape()
         self._set("data", inputs)
         first, last = self._range(start, end)
-        self.run(("forward",), first, last)
+        self.run(("forward",), first, last, lend=True)
         if end is None:
             names = self.outputs
         else:
@@ -331,6 +374,7 @@ class Net:
         update: Sequence[Work] = (),
         numbers: Mapping[str, float] | None = None,
         accumulate: bool = False,
+        lend: bool = False,
         trace: bool = False,
     ) -> list[TaskTime]:
         """Run parts of an iteration over the layers [first, last) as one program.
@@ -345,30 +389,63 @@ class Net:
             Numbers to patch into the slots of that name.
         accumulate : bool
             Add to the parameter diffs instead of overwriting them.
+        lend : bool
+            Let values or diffs that nobody has touched yet reuse each other's memory, where the
+            run goes over all layers: the diffs where it has a backward pass, the values where it
+            has none in the phase TEST (in TRAIN a backward pass can follow).
         trace : bool
             Return when each task ran.
         """
-        last = len(self.assembly.layers) if last is None else last
+        count = len(self.assembly.layers)
+        last = count if last is None else last
         whole = first == 0 and parts[0] == "forward"
+        if not whole and parts[0] != "again" and any(b.kind == "data" for b in self._lost):
+            self._compute_again()
+        counting = self._watching and "backward" in parts
         fresh = {} if whole else {k: v for k, v in self._fresh.items() if v != _NCHW}
-        key = (tuple(parts), first, last, tuple(sorted(fresh.items(), key=str)))
+        lendable = set()
+        if lend and whole and last == count:
+            lendable = self._lendable["diff" if "backward" in parts else "data"]
+        key = (
+            *(tuple(parts), first, last, counting, len(lendable)),
+            tuple(sorted(fresh.items(), key=str)),
+        )
         with self._running:
             run = self._programs.get(key)
             if run is None:
-                program = self.lowering.program(parts, first, last, update=update, fresh=fresh)
+                program = self.lowering.program(
+                    *(parts, first, last),
+                    update=update,
+                    fresh=fresh,
+                    lent=lendable,
+                    counting=counting,
+                )
+                if not self._state.fits(program):
+                    self._programs.clear()  # they hold the smaller arena
                 run = ThreadedRun(bind(program, self._state, self.threads), self.threads)
                 self._programs[key] = run
             for name, value in (numbers or {}).items():
                 run.program.patch(name, value)
             run.program.patch("accumulate", 1.0 if accumulate else 0.0)
             run.program.patch("counter", self.counter)
+            program = run.program.program
             undo = self.remember()
+            for buffer in program.found & self._lost:
+                raise UsageError(
+                    f"{buffer.name} was not kept, since gradients of a whole iteration reuse "
+                    "memory. Run the backward pass from the last layer on."
+                )
+            lost = self._lost - program.made
+            self._lost |= program.lost
             try:
                 self._run(run, trace)
             except BaseException:  # the pass did not happen: it can be tried again
                 undo()
                 raise
-            self._fresh.update(run.program.program.fresh)
+            self._lost = lost | program.lost
+            if counting:
+                self._watching, self._counted = False, True
+            self._fresh.update(program.fresh)
             for index, kind in self._pinned:
                 self._bring_home(index, kind)
             if "forward" in parts:
@@ -451,18 +528,21 @@ class Net:
     # Choices
 
     def count_zeros(self) -> dict[str, float]:
-        """Return, for each layer with kernels that skip zeros, the share of zeros in its top diff.
+        """Return, for each layer that multiplies and learns, the share of zeros in its top diff.
 
-        An exact count over the last backward pass.
+        An exact count over the last backward pass that `watch_zeros` has asked for; nothing where
+        there was none.
         """
-        shares: dict[str, float] = {}
-        for planned in self.assembly.layers:
-            if planned.needs_backward and len(planned.layer.candidates("backward_weights")) > 1:
-                top = planned.node.tops[0]
-                self._bring_home(top, "diff")
-                diff = self._state.array(self.assembly.blobs[top].diff)
-                shares[planned.node.name] = 1 - int(np.count_nonzero(diff)) / max(1, diff.size)
-        return shares
+        if not self._counted:
+            return {}
+        return {
+            name: 1 - int(self._state.array(buffer)[0]) / max(1, size)
+            for name, (buffer, size) in self.lowering.nonzeros().items()
+        }
+
+    def watch_zeros(self) -> None:
+        """Let the next backward pass count the zeros in the gradients (see `count_zeros`)."""
+        self._watching = True
 
     def choose_kernels(
         self, zeros: Mapping[str, float], forced: Mapping[str, str] | None = None
@@ -600,7 +680,10 @@ class Net:
 
         Blobs from the first layer on (or, where the layer's weights are the cause, those), then
         gradients from the last layer on, then weights: an update may have spoilt these already.
+        Gradients whose memory was reused are passed over.
         """
+        if any(buffer.kind == "data" for buffer in self._lost):
+            self._compute_again()
 
         def bad(buffer: Buffer) -> bool:
             return not np.isfinite(self._state.array(buffer)).all()
@@ -609,7 +692,8 @@ class Net:
             # Every layout is looked at: after a run that failed, none is known to be the newest.
             for top in planned.node.tops:
                 blob = self.assembly.blobs[top]
-                if any(bad(home) for (which, _), home in blob.homes.items() if which == kind):
+                homes = [home for (which, _), home in blob.homes.items() if which == kind]
+                if any(root(home) not in self._lost and bad(home) for home in homes):
                     return blob.name
             return None
 

@@ -67,6 +67,10 @@ class State:
         """Let `buffer` be this array, which belongs to another net (shared weights)."""
         self._arrays[buffer] = array
 
+    def fits(self, program: Program) -> bool:
+        """Return whether `program` needs no larger arena than there is."""
+        return program.arena_bytes <= self._shared["arena"].size
+
     def shared(self, name: str, size: int) -> npt.NDArray[np.uint8]:
         """Return the memory "arena" or "scratch", grown to at least `size` bytes.
 
@@ -127,7 +131,7 @@ def bind(program: Program, state: State, workers: int) -> BoundProgram:
     ----------
     program : Program
     state : State
-        Holds the memory; short-lived buffers lie in its arena.
+        Holds the memory; short-lived and lent buffers lie in its arena.
     workers : int
         How many workers may run the program; each has a scratch block.
     """

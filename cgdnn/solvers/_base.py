@@ -323,12 +323,15 @@ class Solver:
                     self._stopped = self._answer_requests()
                     return
             rate = self._rate.at(self.iter)
+            due = self.iter + 1 in _COUNT_AT or (self.iter + 1) % _COUNT_EVERY == 0
+            if due:
+                self.net.watch_zeros()
             loss = self._iterate(rate)
             self._smooth(loss)
             if param.display and self.iter % param.display == 0:
                 self._emit(Displayed(self.iter, self._smoothed, outputs_of(self.net), rate))
             self.iter += 1
-            if self.iter in _COUNT_AT or self.iter % _COUNT_EVERY == 0:
+            if due:
                 self.net.choose_kernels(self.net.count_zeros())
             self._emit(Iterated(self.iter, loss))
             if param.snapshot and self.iter % param.snapshot == 0:
@@ -364,7 +367,7 @@ class Solver:
             ) from error
 
     def _run(self, parts: Sequence[str], **options: Any) -> None:
-        times = self.net.run(parts, trace=self.traced is not None, **options)
+        times = self.net.run(parts, lend=True, trace=self.traced is not None, **options)
         if self.traced is not None:
             self.traced += times
 
@@ -406,7 +409,7 @@ class Solver:
         outputs: list[Output] = []
         loss = 0.0
         for _ in range(count):
-            net.run(("forward",))
+            net.run(("forward",), lend=True)
             outputs = outputs_of(net)
             loss += net.loss
             values = [output.value for output in outputs]

@@ -11,7 +11,7 @@ from cgdnn.kernels.update import sgd_update
 from cgdnn.layers._base import Buffer
 from cgdnn.netdef.graph import build_graph
 from cgdnn.netdef.read import read_net
-from cgdnn.plan.lower import Lowering
+from cgdnn.plan.lower import ARENA, Lowering
 from cgdnn.plan.shapes import Assembly, assemble
 from cgdnn.plan.tasks import Access, Program, Task
 from cgdnn.plan.update import UpdateRule, plan_update
@@ -49,7 +49,8 @@ def drawn(accesses: Sequence[Sequence[Access]], edges: Sequence[tuple[int, int]]
     for before, after in edges:
         successors[before].append(after)
         waits[after] += 1
-    return Program(tasks, successors, waits, [], {}, 0, 0, {})
+    placed = {a.buffer: 0 for touched in accesses for a in touched if a.space == ARENA}
+    return Program(tasks, successors, waits, [], placed, 0, 0, {})
 
 
 def reads(buffer: Buffer, start: int, stop: int, space: int = 1) -> Access:

@@ -1,0 +1,141 @@
+"""Blobs and diffs that nobody looks at reuse memory; what is looked at is true."""
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+
+from cgdnn.errors import UsageError
+from cgdnn.plan.check import check
+from cgdnn.proto.cgdnn_pb2 import NetParameter
+from cgdnn.runtime.net import Net
+
+# Each blob between is larger than what keeps its bytes to the end of a program.
+CHAIN = """
+layer { name: "in" type: "Input" top: "x" input_param { shape { dim: [4, 3, 160, 160] } } }
+layer { name: "other" type: "Input" top: "y" input_param { shape { dim: [4, 2] } } }
+layer { name: "a" type: "Convolution" bottom: "x" top: "a" convolution_param {
+  num_output: 4 kernel_size: 1 weight_filler { type: "xavier" } } }
+layer { name: "b" type: "ReLU" bottom: "a" top: "a" }
+layer { name: "c" type: "TanH" bottom: "a" top: "c" }
+layer { name: "d" type: "Eltwise" bottom: "a" bottom: "c" top: "d" }
+layer { name: "e" type: "Concat" bottom: "c" bottom: "d" top: "e" }
+layer { name: "f" type: "Flatten" bottom: "e" top: "f" }
+layer { name: "g" type: "Sigmoid" bottom: "f" top: "g" }
+layer { name: "h" type: "InnerProduct" bottom: "g" top: "h" inner_product_param {
+  num_output: 2 weight_filler { type: "gaussian" std: 0.01 } } }
+layer { name: "loss" type: "EuclideanLoss" bottom: "h" bottom: "y" top: "loss" }
+"""
+BOTH = ("forward", "backward")
+BETWEEN = ("a", "c", "d", "e", "f", "g")
+
+
+def made(phase, **options):
+    net = Net(text_format.Parse(CHAIN, NetParameter()), phase, threads=2, **options)
+    values = np.random.default_rng(0).standard_normal((4, 3, 160, 160))
+    net.blobs["x"].data[...] = values
+    return net
+
+
+def programs(net):
+    return [run.program.program for run in net._programs.values()]
+
+
+def spoil(net):
+    """Let the arena hold NaN before the next run, as reused memory could."""
+    net._state._shared["arena"].view(np.float32)[...] = np.nan
+
+
+def params(net):
+    return [blob.diff.copy() for blobs in net.params.values() for blob in blobs]
+
+
+def test_diffs_of_an_iteration_reuse_memory_and_change_no_bit():
+    kept, lent = made("TRAIN"), made("TRAIN")
+    kept.run(BOTH)
+    for _ in range(2):
+        lent.run(BOTH, lend=True)
+        spoil(lent)
+    (program,) = programs(lent)
+    check(program)
+    assert {"a.diff", "g.diff"} <= {buffer.name for buffer in program.lost}
+    total = sum(lent.lowering.size_of(buffer) for buffer in program.lost)
+    assert program.arena_bytes < 0.7 * total
+    assert kept.loss == lent.loss
+    for mine, theirs in zip(params(lent), params(kept), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    for name in BETWEEN:  # values are kept for the backward pass
+        np.testing.assert_array_equal(lent.blobs[name].data, kept.blobs[name].data)
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_diff_is_true_once_it_has_been_looked_at(name):
+    kept, lent = made("TRAIN"), made("TRAIN")
+    assert not lent.blobs[name].diff.any()
+    kept.run(BOTH)
+    for _ in range(2):
+        lent.run(BOTH, lend=True)
+        spoil(lent)
+    np.testing.assert_array_equal(lent.blobs[name].diff, kept.blobs[name].diff)
+    assert kept.blobs[name].diff.any()
+
+
+def test_lost_diff_is_never_shown():
+    net = made("TRAIN")
+    net.run(BOTH, lend=True)
+    with pytest.raises(UsageError, match=r'"c": its diff was not kept.*before'):
+        _ = net.blobs["c"].diff
+    with pytest.raises(UsageError, match=r"g\.diff was not kept"):
+        net.backward(start="g")
+    net.backward()  # makes and keeps them all
+    assert net.blobs["c"].diff.any()
+
+
+def test_values_reuse_memory_in_the_phase_test():
+    kept, lent = made("TEST"), made("TEST")
+    kept.run(("forward",))
+    for _ in range(2):
+        outputs = lent.forward()
+        spoil(lent)
+    (program,) = programs(lent)
+    check(program)
+    assert {"a", "c", "d", "e", "g"} <= {buffer.name for buffer in program.lost}
+    assert outputs["loss"] == kept.blobs["loss"].data
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_values_not_kept_are_computed_again_when_looked_at(name):
+    kept, lent = made("TEST"), made("TEST")
+    kept.run(("forward",))
+    lent.forward()
+    spoil(lent)
+    assert lent.counter == 1
+    np.testing.assert_array_equal(lent.blobs[name].data, kept.blobs[name].data)
+    assert lent.counter == 1
+    lent.forward()
+    spoil(lent)  # nothing is lent any more
+    for other in BETWEEN:
+        np.testing.assert_array_equal(lent.blobs[other].data, kept.blobs[other].data)
+
+
+def test_partial_pass_begins_from_true_values():
+    kept, lent = made("TEST"), made("TEST")
+    kept.run(("forward",))
+    lent.forward()
+    spoil(lent)
+    np.testing.assert_array_equal(
+        lent.forward(start="d", end="d")["d"], kept.forward(start="d", end="d")["d"]
+    )
+    kept.backward()
+    lent.backward()
+    np.testing.assert_array_equal(lent.blobs["a"].diff, kept.blobs["a"].diff)
+
+
+def test_zeros_are_counted_where_diffs_are_not_kept():
+    kept, lent = made("TRAIN"), made("TRAIN")
+    kept.run(BOTH)
+    lent.watch_zeros()
+    lent.run(BOTH, lend=True)
+    diff = kept.blobs["a"].diff
+    assert lent.count_zeros()["a"] == 1 - np.count_nonzero(diff) / diff.size
+    assert 0.1 < lent.count_zeros()["a"] < 0.9
+    assert kept.count_zeros() == {}
