@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from math import prod
 
 from cgdnn.layers._base import Shape
-from cgdnn.plan.buffers import root
+from cgdnn.plan.buffers import aligned, root, uses
+from cgdnn.plan.lower import Lowering
 from cgdnn.plan.shapes import Assembly
+from cgdnn.plan.tasks import Program
 
 REAL_BYTES = 4
 """Bytes of a number in the float32 that nets run in by default."""
@@ -65,4 +67,29 @@ def summarize(assembly: Assembly) -> list[LayerSummary]:
                 * sum(b.diff.size for b in new if root(b.diff) is b.diff and b.wants_diff),
             )
         )
+    return found
+
+
+_KINDS = {
+    "param": "parameters",
+    "param_diff": "gradients of parameters",
+    "history": "solver history",
+    "data": "blobs",
+    "diff": "gradients of blobs",
+    "state": "states",
+}
+"""What the long-lived kinds of `Buffer` are called in a summary."""
+
+
+def memory(lowering: Lowering, program: Program, threads: int) -> dict[str, int]:
+    """Return the bytes that a net needs to run `program`, by what they are for.
+
+    Only what the program touches is counted: the rest is never given pages.
+    """
+    roots = {root(use.buffer) for task in program.tasks for use in uses(task)}
+    found = dict.fromkeys(_KINDS.values(), 0)
+    for buffer in roots - program.places.keys():
+        found[_KINDS[buffer.kind]] += aligned(lowering.size_of(buffer))
+    found["arena"] = program.arena_bytes
+    found["scratch of all workers"] = threads * aligned(program.scratch_bytes)
     return found

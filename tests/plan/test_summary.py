@@ -2,7 +2,9 @@ import tracemalloc
 
 import pytest
 
-from cgdnn.plan.summary import LayerSummary, summarize
+from cgdnn.plan.buffers import aligned
+from cgdnn.plan.lower import Lowering
+from cgdnn.plan.summary import LayerSummary, memory, summarize
 from tests.plan.planning import LENET, ROOT, assembled
 
 SHARED = """
@@ -73,3 +75,21 @@ def test_nothing_is_allocated():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 50 << 20  # its activations alone take 116 MiB
+
+
+def test_memory_counts_what_an_iteration_touches():
+    assembly = assembled(LENET)
+    lowering = Lowering(assembly, "float32", seed=1)
+    program = lowering.program(("forward", "backward"), 0, len(assembly.layers))
+    found = memory(lowering, program, threads=3)
+    weights = [520 - 20, 20, 25000, 50, 400000, 500, 5000, 10]
+    assert found["parameters"] == sum(aligned(4 * size) for size in weights)
+    assert found["gradients of parameters"] == found["parameters"]
+    assert found["solver history"] == 0
+    assert found["scratch of all workers"] == 3 * aligned(program.scratch_bytes)
+    lent = lowering.program(
+        ("forward", "backward"), 0, len(assembly.layers), lent=assembly.lendable()
+    )
+    less = memory(lowering, lent, threads=3)
+    assert less["gradients of blobs"] == aligned(4)  # the loss weight
+    assert sum(less.values()) < sum(found.values())
