@@ -56,7 +56,7 @@ _NEAR_BYTES = 800 << 10
 """Part of the second cache that U, V and M of a block may fill, in bytes of float32."""
 _PART_BYTES = 6 << 20
 """Part of the third cache that a part of U may fill, in bytes of float32."""
-_FEWEST_TILES, _MOST_TILES = 24, 100
+_FEWEST_TILES, _MOST_TILES = 32, 100
 
 
 def _lanes() -> int:
@@ -442,21 +442,30 @@ def _multiply(v, v_start, u, g, frequency, m, m_start, v_block, tiles, filters):
     lanes = lanes_of(v)
     frequencies, channels, width = u.shape[1], u.shape[2] - 1, u.shape[3]
     units = (filters + width - 1) // width
+    matrix = u.shape[2] * width
     for unit in range(units):
-        u_start = ((g * units + unit) * frequencies + frequency) * u.shape[2] * width
+        u_start = ((g * units + unit) * frequencies + frequency) * matrix
         for k in range(0, channels, _DEPTH):
+            after = u_start + (k + _DEPTH) * width
+            if k + _DEPTH >= channels:
+                after = u_start + frequencies * matrix  # the next unit, or the next frequency
+                if unit + 1 == units:
+                    after = (g * units * frequencies + (frequency + 1) % frequencies) * matrix
             _multiply_unit(
                 v, v_start + k // lanes * v_block, tiles, min(_DEPTH, channels - k),
                 u, u_start + k * width, width, min(width, filters - unit * width),
-                m, m_start + unit * width // lanes * v_block, v_block, k,
+                m, m_start + unit * width // lanes * v_block, v_block, k, after,
             )  # fmt: skip
 
 
 @device
 def _multiply_unit(  # type: ignore[no-untyped-def]
-    v, v_start, tiles, depth, u, u_start, width, columns, m, m_start, v_block, keep
+    v, v_start, tiles, depth, u, u_start, width, columns, m, m_start, v_block, keep, ahead
 ):
-    """M (+)= V U for one frequency, one unit of filters and some channels."""
+    """M (+)= V U for one frequency, one unit of filters and some channels.
+
+    The rows of U that are needed next begin at `ahead`.
+    """
     lanes = lanes_of(v)
     panel = panel_columns(v)
     for column in range(0, columns, panel):
@@ -464,6 +473,7 @@ def _multiply_unit(  # type: ignore[no-untyped-def]
             v, v_start, lanes, lanes * lanes, 1, v_block, tiles, depth,
             u, u_start + column, width, lanes, (min(panel, columns - column) + lanes - 1) // lanes,
             m, m_start + column // lanes * v_block, lanes, lanes * lanes, v_block, keep,
+            ahead + column,
         )  # fmt: skip
 
 
@@ -543,13 +553,11 @@ def winograd_products(v, w, m, group, columns, form, tiles, plane, u, begin, end
                             u, (frequency * (rows + 1) + i - k) * width, width,
                             min(width, columns - left),
                             m, (unit * v.shape[0] + index) * m.shape[2] + frequency * m_frequency,
-                            block, i,
+                            block, i, ((frequency + 1) % frequencies * (rows + 1) + i - k) * width,
                         )  # fmt: skip
 
 
-@kernel(
-    array(3), array(1), INT, array(4), INT, INT, INT, INT, INT, INT, INT, scratch(1), INT, INT
-)
+@kernel(array(3), array(1), INT, array(4), INT, INT, INT, INT, INT, INT, INT, scratch(1), INT, INT)
 def winograd_outputs(  # type: ignore[no-untyped-def]
     m, b, has_bias, y, group, taps, transposed, pad_h, pad_w, images, width, plane, begin, end
 ):
@@ -588,11 +596,11 @@ def winograd_outputs(  # type: ignore[no-untyped-def]
 @kernel(
     array(4), array(4), array(2), array(2), INT, INT, INT, INT, INT, INT, INT, INT, INT,
     scratch(1), scratch(1), scratch(1), scratch(1), scratch(1),
-    INT, REAL, REAL, INT, INT, INT, INT,
+    INT, REAL, REAL, INT, INT, INT, INT, INT,
 )  # fmt: skip
 def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
     x, dy, dw, db, has_bias, group, taps, pad_h, pad_w, images, down, across, together,
-    plane, v, m, du, sums, piece, keep_w, keep_b, unit_begin, unit_end, begin, end,
+    plane, v, m, du, sums, piece, keep_w, keep_b, unit_begin, unit_end, span, begin, end,
 ):  # fmt: skip
     """Set or add to the gradients of some filters from some images.
 
@@ -618,8 +626,8 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
         Where 0, what dw or db holds is overwritten, else added to.
     unit_begin, unit_end : int
         Range of units of filters.
-    begin, end : int
-        Range of groups of `images` images.
+    span, begin, end : int
+        Range of spans of so many groups of `images` images.
     """
     lanes = lanes_of(x)
     channels, filters = x.shape[1] // group, dy.shape[1] // group
@@ -633,12 +641,13 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
     du_panel = (channel_blocks * lanes + 1) * width
     du_frequency = (together + width - 1) // width * du_panel
     blocking, covered = (images, down, across), (dy.shape[2], dy.shape[3])
-    blocks = _block_count(covered, blocking, begin, end)
+    first = begin * span
+    blocks = _block_count(covered, blocking, first, end * span)
     for o in range(unit_begin * together, unit_end * together, together):
         g = o // filters
         fill_zero(sums, 0, filter_blocks)
         for index in range(blocks):
-            block = _block_at(index, covered, blocking, begin)
+            block = _block_at(index, covered, blocking, first)
             _image_to_tiles(
                 dy, o, together, block, nothing, OUTPUTS, kind + len(TAPS),
                 plane, m, 0, v_block, m_frequency, sums, has_bias,
@@ -647,7 +656,7 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
                 x, g * channels, channels, block, around, patch, kind,
                 plane, v, 0, v_block, v_frequency, sums, 0,
             )  # fmt: skip
-            ahead = _block_at(min(index + 1, blocks - 1), covered, blocking, begin)
+            ahead = _block_at(min(index + 1, blocks - 1), covered, blocking, first)
             for frequency in range(patch * patch):
                 _prefetch(x, g * channels, channels, ahead, around, patch, frequency, patch * patch)
                 _prefetch(dy, o, together, ahead, nothing, OUTPUTS, frequency, patch * patch)
@@ -659,6 +668,7 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
                         (min(width, together - left) + lanes - 1) // lanes,
                         du, frequency * du_frequency + left // width * du_panel,
                         width, lanes * width, lanes, index,
+                        frequency * m_frequency,
                     )  # fmt: skip
         _finish_filters(
             du, width, du_panel, du_frequency, plane, o, together, channels, taps,

@@ -249,11 +249,14 @@ class Emitter:
         one = ir.Constant(_I32, 1)
         store.set_metadata("nontemporal", self.builder.module.add_metadata([one]))
 
-    def prefetch(self, pointer: Any) -> None:
-        """Bring the cache line at `pointer`, which may lie anywhere, near."""
+    def prefetch(self, pointer: Any, nearest: bool = True) -> None:
+        """Bring the cache line at `pointer`, which may lie anywhere, into the first cache.
+
+        Into the second one only where it is not to be the `nearest`.
+        """
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
         function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
-        to_read, keep, data = (ir.Constant(_I32, value) for value in (0, 3, 1))
+        to_read, keep, data = (ir.Constant(_I32, value) for value in (0, 2 + nearest, 1))
         self.builder.call(function, [pointer, to_read, keep, data])
 
     def multiply_add(self, a: Any, b: Any, c: Any) -> Any:

@@ -19,6 +19,9 @@ from cgdnn import machine
 from cgdnn.kernels.vector import Emitter, constant, emitted
 from cgdnn.kernels.winograd_points import OUTPUTS, TAPS, Matrix, matrices, transposed
 
+_AHEAD = 4
+"""Rows of dU that are brought near before they are needed: each is spread over many pages."""
+
 _MATRICES = [matrices(taps) for taps in TAPS]
 _INPUTS = [m.input for m in _MATRICES]
 _OUTPUTS = [m.output for m in _MATRICES]
@@ -102,6 +105,7 @@ def _both_sides(
     source: tuple[Any, Any, Any],
     target: tuple[Any, Any, Any],
     finish: Callable[[Any, Any], Any] = lambda vector, place: vector,
+    ahead: Any = None,
 ) -> None:
     """Set Y = M X M^T, for vectors as elements.
 
@@ -113,6 +117,8 @@ def _both_sides(
         Where X and Y lie, and how far apart their rows and columns are.
     finish : callable, optional
         Maps an element and its place to what is stored there.
+    ahead : optional
+        How far from X another one lies that is to be brought near.
     """
     build = e.builder
     height, width = len(matrix), len(matrix[0])
@@ -123,6 +129,9 @@ def _both_sides(
     steps = [build.mul(row, e.integer(i)) for i in range(width)]
     with e.sweep(e.integer(width), (pointer, column), (between, one)) as (place, slot):
         vectors = [e.load(e.at(place, step)) for step in steps]
+        if ahead is not None:
+            for step in steps:
+                e.prefetch(e.at(place, step, ahead))
         for i, vector in enumerate(_product(e, matrix, vectors)):
             build.store(vector, build.gep(slot, [e.integer(i * width)]))
     pointer, row, column = target
@@ -253,23 +262,27 @@ def panel_to_filters(  # type: ignore[no-untyped-def]
                     matrix,
                     (place, line, du_frequency),
                     (target, e.integer(taps * e.lanes), e.integer(e.lanes)),
+                    ahead=build.mul(du_row, e.integer(_AHEAD)),
                 )
 
 
 def _accumulate(
     e: Emitter,
     count: Any,
-    left: Any,
-    left_step: Any,
+    left: tuple[Any, Any],
     rows: list[Any],
-    right: Any,
-    right_step: Any,
+    right: tuple[Any, Any],
     columns: list[Any],
     sums: list[Any],
+    ahead: tuple[Any, Any],
 ) -> None:
-    """Add `count` products of a column of scalars and a row of vectors to the sums of a tile."""
+    """Add `count` products of a column of scalars and a row of vectors to the sums of a tile.
+
+    `left`, `right` and what is brought near `ahead` are pairs of a pointer and its step.
+    """
     build = e.builder
-    with e.sweep(count, (left, left_step), (right, right_step)) as (scalars, line):
+    with e.sweep(count, left, right, ahead) as (scalars, line, later):
+        e.prefetch(later, nearest=False)
         vectors = [e.load(e.at(line, step)) for step in columns]
         for i, step in enumerate(rows):
             factor = e.splat(e.scalar(e.at(scalars, step)))
@@ -279,40 +292,24 @@ def _accumulate(
 
 @emitted
 def multiply_blocks(  # type: ignore[no-untyped-def]
-    e,
-    a,
-    a_start,
-    a_row,
-    a_rows,
-    a_k,
-    a_ks,
-    rows,
-    depth,
-    b,
-    b_start,
-    b_row,
-    b_vector,
-    vectors,
-    c,
-    c_start,
-    c_row,
-    c_rows,
-    c_vector,
-    keep,
-):
+    e, a, a_start, a_row, a_rows, a_k, a_ks, rows, depth, b, b_start, b_row, b_vector, vectors,
+    c, c_start, c_row, c_rows, c_vector, keep, ahead,
+):  # fmt: skip
     """C (+)= A B for one panel of at most `panel_vectors` vectors.
 
     Rows and the contraction come in blocks of L: element (i, k) of A lies at
     ``i // L * a_rows + i % L * a_row + k // L * a_ks + k % L * a_k``, vector v of row k of B at
     ``k * b_row + v * b_vector``, and of row i of C at
     ``i // L * c_rows + i % L * c_row + v * c_vector``. Rows up to a multiple of `_rows` are
-    computed from what lies there. `keep` is not 0 where C is added to.
+    computed from what lies there. `keep` is not 0 where C is added to. Meanwhile `depth` rows of B
+    from element `ahead` on are brought into the second cache.
     """
     build = e.builder
     lanes = e.integer(e.lanes)
+    later = e.at(b, ahead)
     a, b, c = e.at(a, a_start), e.at(b, b_start), e.at(c, c_start)
     keeps = build.icmp_signed("!=", keep, e.integer(0))
-    whole = build.sdiv(depth, lanes)
+    whole, rest = build.sdiv(depth, lanes), build.srem(depth, lanes)
     b_rows = build.mul(b_row, lanes)
     with e.cases(build.sub(vectors, e.integer(1)), panel_vectors()) as each:
         for case in each:
@@ -321,29 +318,37 @@ def multiply_blocks(  # type: ignore[no-untyped-def]
             b_steps = [build.mul(b_vector, e.integer(v)) for v in range(nv)]
             a_steps = [build.mul(a_row, e.integer(i)) for i in range(mr)]
             tiles = build.sdiv(build.add(rows, e.integer(mr - 1)), e.integer(mr))
+            share = build.add(build.sdiv(b_row, tiles), e.integer(1))
             with e.loop(tiles) as tile:
                 top = build.mul(tile.index, e.integer(mr))
                 block = build.sdiv(top, lanes)
                 within = build.sub(top, build.mul(block, lanes))
                 a_tile = e.at(a, build.mul(block, a_rows), build.mul(within, a_row))
                 c_tile = e.at(c, build.mul(block, c_rows), build.mul(within, c_row))
-                places = [
-                    e.at(c_tile, build.mul(c_row, e.integer(i)), build.mul(c_vector, e.integer(v)))
+                c_steps = [
+                    build.add(build.mul(c_row, e.integer(i)), build.mul(c_vector, e.integer(v)))
                     for i in range(mr)
                     for v in range(nv)
                 ]
+                places = [e.at(c_tile, step) for step in c_steps]
                 sums = [e.variable(e.zero()) for _ in places]
                 with build.if_then(keeps):
                     for slot, place in zip(sums, places, strict=True):
                         build.store(e.load(place), slot)
-
-                with e.sweep(whole, (a_tile, a_ks), (b, b_rows)) as (a_block, b_block):
-                    _accumulate(e, lanes, a_block, a_k, a_steps, b_block, b_row, b_steps, sums)
-                a_rest, b_rest = (
-                    e.at(start, build.mul(whole, step))
-                    for start, step in ((a_tile, a_ks), (b, b_rows))
-                )
-                rest = build.srem(depth, lanes)
-                _accumulate(e, rest, a_rest, a_k, a_steps, b_rest, b_row, b_steps, sums)
+                below = build.mul(c_row, e.integer(mr))
+                for place in places:  # what the next tile adds to or overwrites
+                    e.prefetch(e.at(place, below))
+                slice_ = e.at(later, build.mul(build.mul(tile.index, depth), share))
+                with e.sweep(
+                    whole, (a_tile, a_ks), (b, b_rows), (slice_, build.mul(share, lanes))
+                ) as (a_block, b_block, some):
+                    _accumulate(
+                        e, lanes, (a_block, a_k), a_steps, (b_block, b_row), b_steps, sums,
+                        (some, share),
+                    )  # fmt: skip
+                _accumulate(
+                    e, rest, (e.at(a_tile, build.mul(whole, a_ks)), a_k), a_steps,
+                    (e.at(b, build.mul(whole, b_rows)), b_row), b_steps, sums, (slice_, share),
+                )  # fmt: skip
                 for slot, place in zip(sums, places, strict=True):
                     e.store(build.load(slot), place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd, prod
+from math import prod
 
 from cgdnn.kernels import conv_winograd as kernels
 from cgdnn.kernels.reduce import reduce_rows
@@ -25,12 +25,14 @@ from cgdnn.layers._base import (
     write,
 )
 
-_PRODUCT, _INPUT, _OUTPUT, _FILTER = 0.0042, 0.16, 0.11, 0.2
-"""Nanoseconds of a flop in the products, and of an element of V, M and U."""
+_PRODUCT, _INPUT, _OUTPUT, _FILTER, _GRADIENT = 0.0042, 0.16, 0.11, 0.2, 0.35
+"""Nanoseconds of a flop in the products, and of an element of V, M, U and dU."""
 _MOST_PARTIAL = 1 << 20
 """Weights beyond which each piece of the weight gradient computes some filters from all images."""
-_TOGETHER, _LEAST_TOGETHER = 128, 32
-"""Filters that such a piece best computes at a time, and at least."""
+_LEAST_PIECES = 4
+"""Pieces of the weight gradient below which it is cut over filters rather than images."""
+_LEAST_TOGETHER, _MOST_TOGETHER = 32, 128
+"""Filters that such a piece computes."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ class Winograd:
 
     def backward_weights(self, operands: Operands) -> list[Step]:
         """Return the steps that sum the gradients of all bottoms, one bottom after the other."""
-        by_filter = prod(self.w) > _MOST_PARTIAL and gcd(self.filters, _TOGETHER) >= _LEAST_TOGETHER
+        large = prod(self.w) > _MOST_PARTIAL or self._pieces < _LEAST_PIECES
+        by_filter = large and self._together >= _LEAST_TOGETHER
         steps: list[Step] = []
         for x, dy in zip(operands.bottom, operands.top_diff, strict=True):
             steps += (self._by_filter if by_filter else self._by_sample)(operands, x, dy)
@@ -254,13 +257,32 @@ class Winograd:
             ]
         return steps
 
+    @property
+    def _pieces(self) -> float:
+        """Pieces whose transforms from dU to dw take a fifth of the weight gradient's time."""
+        blocking = self._blocking(kernels.FORWARD)
+        sizes = map(kernels.padded, (blocking.channels, blocking.filters))
+        finish = _GRADIENT * self.group * blocking.frequencies * prod(sizes)
+        return self._cost(kernels.FORWARD) / 5 / finish
+
+    @property
+    def _together(self) -> int:
+        """Filters of a group that a piece computes from all samples: a divisor of them."""
+        most = min(_MOST_TOGETHER, max(1, self.filters // 2))
+        return max(count for count in range(1, most + 1) if self.filters % count == 0)
+
     def _by_sample(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
         """Return a step over samples that writes partial gradients, and the steps that add them."""
         size = prod(self.w)
         sums = [operands.partial("dw", (size,)), operands.partial("db", (self.w[0],))]
         arrays = [read(x, self.x), read(dy, self.y), *map(row, sums)]
-        numbers: list[Argument] = [PIECE, 0.0, 0.0, 0, self.group, BEGIN, END]
-        steps = [self._weights_step(operands, arrays, numbers, self._groups, self.filters)]
+        groups = self.x[0] // self._blocking(kernels.FORWARD).images
+        most = max(_LEAST_PIECES, int(self._pieces))
+        pieces = max(
+            count for count in range(1, groups + 1) if groups % count == 0 and count <= most
+        )
+        numbers: list[Argument] = [PIECE, 0.0, 0.0, 0, self.group, groups // pieces, BEGIN, END]
+        steps = [self._weights_step(operands, arrays, numbers, pieces, self.filters)]
         for index, diff in enumerate(operands.param_diff):
             if operands.learn[index]:
                 target: list[Argument] = [update(diff, (diff.size,)), operands.accumulate(index)]
@@ -270,7 +292,7 @@ class Winograd:
 
     def _by_filter(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
         """Return one step over filters that reads all samples."""
-        together = gcd(self.filters, _TOGETHER)
+        together = self._together
         diffs = operands.param_diff
         keep = [operands.accumulate(index) for index in range(len(diffs))]
         arrays = [
@@ -278,13 +300,9 @@ class Winograd:
             read_all(dy, self.y),
             *(update(diff, (1, diff.size)) for diff in (diffs[0], diffs[-1])),
         ]
-        numbers: list[Argument] = [0, keep[0], keep[-1], BEGIN, END, 0, self._groups]
+        groups = self.x[0] // self._blocking(kernels.FORWARD).images
+        numbers: list[Argument] = [0, keep[0], keep[-1], BEGIN, END, groups, 0, 1]
         return [self._weights_step(operands, arrays, numbers, self.w[0] // together, together)]
-
-    @property
-    def _groups(self) -> int:
-        """Groups of images whose tiles of y are taken together."""
-        return self.x[0] // self._blocking(kernels.FORWARD).images
 
     def _weights_step(
         self,

@@ -107,7 +107,7 @@ class Case:
             self.room(blocking.tiles_scratch(together)),
             self.room(blocking.gradient_scratch(together)),
             self.room(kernels.padded(together)),
-            *(piece, keep, keep, *units, *groups),
+            *(piece, keep, keep, *units, 1, *groups),
         )
 
     def reference_weights(self):
