@@ -135,8 +135,7 @@ def test_agrees(name, dtype, zeros):
 @pytest.mark.parametrize("name", ["blocks", "runs", "ragged", "stride", "kernel_below_stride"])
 def test_bands_agree(name):
     case = Case(name, "float32")
-    assert case.window.weights_band() == (1, 1)
-    assert case.window.data_band() == 1
+    assert max(case.window.weights_band()[0], case.window.data_band()) < case.window.output[0]
     near(case, case.backward_data(), case.expected_data())
     near(case, case.backward_weights()[0], case.expected_weights()[0])
 
@@ -198,9 +197,11 @@ def test_filters_in_pieces():
         np.testing.assert_array_equal(one, other)
 
 
-def test_small_images_are_taken_together():
-    assert Case("blocks", "float32").window.weights_band() == (9, 1)
-    assert Case("point", "float32").window.weights_band() == (6, 2)
+def test_images_that_fit_are_taken_together(monkeypatch):
+    case = Case("blocks", "float32")
+    monkeypatch.setattr(kernels, "_NEAR_BYTES", 1 << 20)
+    assert case.window.weights_band() == (9, 3)
+    near(case, case.backward_weights()[0], case.expected_weights()[0])
 
 
 def test_without_bias_its_gradient_is_left_alone():
@@ -218,5 +219,4 @@ def test_agrees_on_other_machines(machine):
         [sys.executable, "-m", "pytest", "-q", __file__, "-k", "float32 or bands"],
         env={**os.environ, **machine},
         check=True,
-        capture_output=True,
     )
