@@ -182,6 +182,7 @@ def test_a_piece_writes_its_images_only():
     near(case, dx[1], case.expected_data()[1])
 
 
+@pytest.mark.usefixtures("small_caches")
 def test_pieces_add_up_in_order():
     case = Case("blocks", "float32")
     dw, db = case.backward_weights([0, 1, 3], accumulate=1.0)
