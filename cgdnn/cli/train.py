@@ -115,6 +115,7 @@ def _make_solver(path: str, overrides: dict[str, str], args: argparse.Namespace)
         threads=args.threads,
         weights=args.weights,
         tuning=tuning_of(args),
+        lend=True,
         exact=args.exact,
     )
     if bare:

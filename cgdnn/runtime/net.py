@@ -323,7 +323,7 @@ class Net:
         self.reshape()
         self._set("data", inputs)
         first, last = self._range(start, end)
-        self.run(("forward",), first, last, lend=True)
+        self.run(("forward",), first, last)
         if end is None:
             names = self.outputs
         else:

@@ -125,6 +125,9 @@ class Solver:
         A .caffemodel to start from (several, divided by commas).
     tuning : TuningTable, optional
         Measurements to choose kernels by; see `Net`.
+    lend : bool
+        Let blobs and diffs that nobody has looked at before the first iteration reuse memory, as
+        the command line does; see `Net.run`.
     exact : bool
         Forbid Winograd's algorithm; see `Net`.
 
@@ -156,9 +159,11 @@ class Solver:
         dtype: str = "float32",
         weights: str | os.PathLike[str] | None = None,
         tuning: TuningTable | None = None,
+        lend: bool = False,
         exact: bool = False,
     ) -> None:
         self._tuning = tuning
+        self._lend = lend
         self._exact = exact
         self._located = read_solver(source, overrides)
         self.param: SolverParameter = self._located.message
@@ -367,7 +372,7 @@ class Solver:
             ) from error
 
     def _run(self, parts: Sequence[str], **options: Any) -> None:
-        times = self.net.run(parts, lend=True, trace=self.traced is not None, **options)
+        times = self.net.run(parts, lend=self._lend, trace=self.traced is not None, **options)
         if self.traced is not None:
             self.traced += times
 
@@ -409,7 +414,7 @@ class Solver:
         outputs: list[Output] = []
         loss = 0.0
         for _ in range(count):
-            net.run(("forward",), lend=True)
+            net.run(("forward",), lend=self._lend)
             outputs = outputs_of(net)
             loss += net.loss
             values = [output.value for output in outputs]
