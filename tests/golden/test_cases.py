@@ -73,7 +73,7 @@ def test_case(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", [name for name in EXACT if "Convolution" in types_of(name)])
 def test_case_by_winograd(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(GOLDEN)
-    monkeypatch.setattr(Winograd, "cost", lambda self, which: 0.0)  # wherever it can serve
+    monkeypatch.setattr(Winograd, "cost", lambda self, which: 1e-9)  # wherever it can serve
     check_case(name, exact=False)
 
 

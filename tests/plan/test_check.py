@@ -147,7 +147,7 @@ def test_lenet_with_a_missing_edge(plan):
 
 
 def test_lenet_with_overlapping_writes(plan):
-    first = find(plan, "conv1.forward")
+    first = find(plan, "conv1.forward[0:")
     second = first + 1
     position, access = next(
         (i, access) for i, access in enumerate(plan.tasks[first].accesses) if access.writes
