@@ -356,9 +356,9 @@ def _compute_rows(  # type: ignore[no-untyped-def]
 
 @emitted
 def _pixels_tile(  # type: ignore[no-untyped-def]
-    e, u, u_start, u_row, segments, u_segment, table, t_count, t_length, w, w_start, w_segment, rows, valid,
-    vectors, first_row, first_column, width, ow, halves, y, y_start, y_plane, bias, bias_start,
-    has_bias,
+    e, u, u_start, u_row, segments, u_segment, table, t_count, t_length, w, w_start, w_segment,
+    rows, valid, vectors, first_row, first_column, width, ow, halves, y, y_start, y_plane,
+    bias, bias_start, has_bias,
 ):  # fmt: skip
     """Compute some filters of the pixels of some vectors, and store what exists of them.
 
