@@ -87,12 +87,15 @@ def _most_scalars(x, vectors):  # type: ignore[no-untyped-def]
     return _most_scalars_of_two(x) if vectors < 3 else _most_scalars_of_three(x)
 
 
-def _scalar_tiles(e, scalars, vectors):  # type: ignore[no-untyped-def]
-    """Return the (scalars, vectors) of every tile, and the number of the wanted one."""
-    tiles = [(s, v + 1) for v, most in enumerate(most_scalars()) for s in range(1, most + 1)]
+def _scalar_tiles(e, scalars, vectors, limits):  # type: ignore[no-untyped-def]
+    """Return the (scalars, vectors) of every tile, and the number of the wanted one.
+
+    `limits` are the most scalars that meet 1, 2, ... vectors.
+    """
+    tiles = [(s, v + 1) for v, most in enumerate(limits) for s in range(1, most + 1)]
     number = e.builder.sub(scalars, e.integer(1))
     before = 0
-    for v, most in enumerate(most_scalars()[:-1]):
+    for v, most in enumerate(limits[:-1]):
         before += most
         wider = e.builder.icmp_signed(">", vectors, e.integer(v + 1))
         number = e.builder.select(
@@ -124,7 +127,7 @@ def _filters_tile(  # type: ignore[no-untyped-def]
     x = e.at(build.select(build.icmp_signed("!=", uses_u, e.integer(0)), u, x), x_start)
     w, t, bias = e.at(w, w_start), e.at(t, t_start), e.at(bias, bias_start)
     x_offsets, w_numbers = e.at(table, t_begin), e.at(table, t_begin, t_length)
-    tiles, number = _scalar_tiles(e, pixels, vectors)
+    tiles, number = _scalar_tiles(e, pixels, vectors, most_scalars())
     lanes = [e.integer(v * e.lanes) for v in range(len(most_scalars()))]
     with e.cases(number, len(tiles)) as each:
         for case in each:
@@ -530,14 +533,14 @@ def _weights_tile(  # type: ignore[no-untyped-def]
     e, x, x_start, x_image, x_row, x_pixel, dy, dy_start, dy_vector, images, rows, columns,
     dw, dw_start, dw_vector, scalars, vectors,
 ):  # fmt: skip
-    """Add to some neighbouring rows of dw, for one to three vectors of filters.
+    """Add to some neighbouring rows of dw, for one or two vectors of filters.
 
     Pixel after pixel, neighbours in x meet vectors of dy, which follow each other. Compiled once
     for each shape of the tile.
     """
     build = e.builder
     x, dy, dw = e.at(x, x_start), e.at(dy, dy_start), e.at(dw, dw_start)
-    tiles, number = _scalar_tiles(e, scalars, vectors)
+    tiles, number = _scalar_tiles(e, scalars, vectors, most_scalars()[:2])
     row_length = build.mul(columns, e.integer(e.lanes))
     image_length = build.mul(rows, row_length)
     with e.cases(number, len(tiles)) as each:
