@@ -140,6 +140,7 @@ def make_solver(name: str, threads: int, *, exact: bool = False, data: str | Non
         ),
         threads=threads,
         exact=exact,
+        lend=True,  # as `cgdnn train` does
         tuning=TuningTable.read(default_path()),
     )
     if data is None:
