@@ -33,8 +33,8 @@ _JOINED_CHANNELS = 64
 """Up to so many channels, the taps of a row follow each other where nothing lies between them."""
 _CYCLE = 0.265
 """Nanoseconds of a cycle, for estimates; two products of vectors take one."""
-_RELAY, _OUTPUT = 0.25, 0.2
-"""Nanoseconds of a value that is re-laid, and of one that is transposed to the output."""
+_RELAY, _TRANSPOSE, _STORE = 0.25, 0.2, 0.1
+"""Nanoseconds of a value that is re-laid, that is transposed, and that is stored as it is."""
 _TOGETHER = 8
 """Images that are re-laid at a time, at most."""
 _KEPT = 256
@@ -334,7 +334,7 @@ def _stencil(
         vectors = most_pixel_vectors()
         tiles = -(-rows.count * width // (vectors * lanes)) * -(-filters // unit)
         cycles = tiles * taps * _step_cost(unit, vectors)
-        cost = _OUTPUT * filters * outputs
+        cost = _STORE * filters * outputs
     else:
         counts = fields[:, :, 1] / segment
         cycles = sum(
@@ -342,7 +342,7 @@ def _stencil(
             for a, row_count in enumerate(rows.counts)
             for b, column_count in enumerate(columns.counts)
         )
-        cost = _OUTPUT * -(-filters // lanes) * lanes * outputs
+        cost = _TRANSPOSE * -(-filters // lanes) * lanes * outputs
     cost += _CYCLE * channels * cycles
     if reading.relays:
         cost += _RELAY * channels * reading.copies * bands * plane_pitch
@@ -475,7 +475,7 @@ def backward_weights(window: Window) -> WeightStencil:
     pixels = together * band * columns.output
     outputs = rows.output * columns.output
     cycles = rows.kernel * (window.channels * columns.kernel // run) * _tiles_cost(blocks, 2, run)
-    cost = _CYCLE * outputs * cycles + _OUTPUT * outputs * blocks * lanes
+    cost = _CYCLE * outputs * cycles + _TRANSPOSE * outputs * blocks * lanes
     cost += _RELAY * -(-rows.output // band) * height * width * window.channels
     return WeightStencil(
         np.array([-columns.pad], np.int64),
