@@ -24,7 +24,7 @@ def to_lanes(e, x, x_start, x_row, channels, plane, plane_start, columns):  # ty
     with e.loop(groups) as group:
         first = build.mul(group.index, lanes)
         left = build.sub(columns, first)
-        sources = [e.at(x, first, build.mul(e.integer(i), x_row)) for i in range(e.lanes)]
+        sources = e.stepping(e.at(x, first), x_row, e.lanes)
         target = e.at(plane, build.mul(first, lanes))
 
         rows = [e.variable(e.zero()) for _ in sources]
@@ -91,7 +91,7 @@ def from_lanes(  # type: ignore[no-untyped-def]
         first = build.mul(group.index, lanes)
         left = build.sub(columns, first)
         source = e.at(plane, build.mul(first, lanes))
-        targets = [e.at(y, first, build.mul(e.integer(i), y_row)) for i in range(e.lanes)]
+        targets = e.stepping(e.at(y, first), y_row, e.lanes)
         rows = e.transposed([e.load(e.at(source, e.integer(i * e.lanes))) for i in range(e.lanes)])
         whole = build.icmp_signed(">=", e.smaller(left, channels), lanes)
         with build.if_else(build.and_(whole, build.not_(adds))) as (yes, no):

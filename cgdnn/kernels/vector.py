@@ -155,6 +155,19 @@ class Emitter:
             vector = self.builder.fadd(vector, self.shuffle(vector, vector, half))
         return self.builder.extract_element(vector, self.integer(0))
 
+    def stepping(self, pointer: Any, step: Any, count: int) -> list[Any]:
+        """Return `count` places that are `step` apart, each computed from the one before.
+
+        LLVM does not see how they depend on the loop around them. Where it does, a loop with many
+        addresses takes it very long to compile: it looks for the best registers to express them by.
+        """
+        kind = ir.FunctionType(pointer.type, [pointer.type])
+        places: list[Any] = []
+        for _ in range(count):
+            place = self.at(places[-1], step) if places else pointer
+            places.append(self.builder.asm(kind, "", "=r,0", [place], side_effect=False))
+        return places
+
     def variable(self, value: Any) -> Any:
         """Return a stack slot that holds `value`; LLVM turns it into a register."""
         slot = cgutils.alloca_once(self.builder, value.type)

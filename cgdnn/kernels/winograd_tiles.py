@@ -124,22 +124,20 @@ def _both_sides(
     height, width = len(matrix), len(matrix[0])
     # M X goes through the stack: unrolled, it would not fit into the registers either.
     between = e.vectors(height * width)
-    one = e.integer(1)
     pointer, row, column = source
-    steps = [build.mul(row, e.integer(i)) for i in range(width)]
-    with e.sweep(e.integer(width), (pointer, column), (between, one)) as (place, slot):
-        vectors = [e.load(e.at(place, step)) for step in steps]
+    with e.sweep(e.integer(width), (pointer, column), (between, e.integer(1))) as (place, slot):
+        places = e.stepping(place, row, width)
+        vectors = [e.load(place) for place in places]
         if ahead is not None:
-            for step in steps:
-                e.prefetch(e.at(place, step, ahead))
+            for place in places:
+                e.prefetch(e.at(place, ahead))
         for i, vector in enumerate(_product(e, matrix, vectors)):
             build.store(vector, build.gep(slot, [e.integer(i * width)]))
     pointer, row, column = target
-    steps = [build.mul(column, e.integer(j)) for j in range(height)]
-    with e.sweep(e.integer(height), (pointer, row), (between, e.integer(width))) as (line, slot):
+    with e.sweep(e.integer(height), (pointer, row), (between, e.integer(width))) as (place, slot):
         vectors = [build.load(build.gep(slot, [e.integer(j)])) for j in range(width)]
-        for step, vector in zip(steps, _product(e, matrix, vectors), strict=True):
-            place = e.at(line, step)
+        places = e.stepping(place, column, height)
+        for place, vector in zip(places, _product(e, matrix, vectors), strict=True):
             e.store(finish(vector, place), place)
 
 
@@ -325,12 +323,11 @@ def multiply_blocks(  # type: ignore[no-untyped-def]
                 within = build.sub(top, build.mul(block, lanes))
                 a_tile = e.at(a, build.mul(block, a_rows), build.mul(within, a_row))
                 c_tile = e.at(c, build.mul(block, c_rows), build.mul(within, c_row))
-                c_steps = [
-                    build.add(build.mul(c_row, e.integer(i)), build.mul(c_vector, e.integer(v)))
+                places = [
+                    e.at(c_tile, build.mul(c_row, e.integer(i)), build.mul(c_vector, e.integer(v)))
                     for i in range(mr)
                     for v in range(nv)
                 ]
-                places = [e.at(c_tile, step) for step in c_steps]
                 sums = [e.variable(e.zero()) for _ in places]
                 with build.if_then(keeps):
                     for slot, place in zip(sums, places, strict=True):
