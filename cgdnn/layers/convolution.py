@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import gcd, prod
 from typing import ClassVar
 
@@ -55,20 +54,8 @@ _FILTERS = 64
 """Filters that are best computed together where they are cut."""
 
 
-@dataclass(frozen=True)
-class Axis:
-    """One spatial axis: sizes of the input and the kernel, and how the kernel moves."""
-
-    size: int
-    kernel: int
-    stride: int
-    pad: int
-    dilation: int
-
-    @property
-    def output(self) -> int:
-        """Output size, rounded down (Caffe, conv_layer.cpp); less than 1 if it does not fit."""
-        return (self.size + 2 * self.pad - self.dilation * (self.kernel - 1) - 1) // self.stride + 1
+class Axis(stencil.Side):
+    """One spatial axis, and which input places its output places read."""
 
     @property
     def pointwise(self) -> bool:
@@ -329,11 +316,7 @@ class Convolution(Layer):
         return Slower(f"would take {share:.1f} times as long as {name}") if share >= 1 else None
 
     def _direct(self, pixel_lanes: bool) -> Direct:
-        sides = [
-            stencil.Side(axis.size, axis.kernel, axis.stride, axis.pad, axis.dilation)
-            for axis in self._axes
-        ]
-        rows, columns = [stencil.Side(1, 1, 1, 0, 1)] * (2 - len(sides)) + sides
+        rows, columns = [Axis(1, 1, 1, 0, 1)] * (2 - len(self._axes)) + self._axes
         param = self.node.param.convolution_param
         channels, filters = self._weight_view[1], self._weight_view[0] // param.group
         window = stencil.Window(param.group, channels, filters, rows, columns)
