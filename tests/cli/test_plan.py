@@ -64,6 +64,15 @@ def test_plan_says_why_a_candidate_was_refused(capsys, monkeypatch):
     assert "fancy: no such vectors" in capsys.readouterr().out
 
 
+def test_exact_forbids_winograd(capsys):
+    run("plan", VGG)
+    assert "exact results" not in capsys.readouterr().out
+    run("plan", VGG, "--exact")
+    text = capsys.readouterr().out
+    assert "winograd: rounds worse than sums of products, and exact results are asked for" in text
+    assert "conv_winograd" not in text
+
+
 def test_summary_prints_layers_and_sums(capsys):
     assert run("summary", VGG) == 0
     text = capsys.readouterr().out
