@@ -216,5 +216,5 @@ def bind(program: Program, state: State, workers: int) -> BoundProgram:
         python,
         slots,
         {name: np.array(places, np.int64) for name, places in patches.items()},
-        [scratch, arena],
+        [scratch, arena, state],
     )
