@@ -315,7 +315,9 @@ def test_net_beside_the_solver_is_found(tmp_path: Path, monkeypatch: pytest.Monk
     solver()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    Solver(tmp_path / "solver.prototxt", threads=1).step(1)
+    found = Solver(tmp_path / "solver.prototxt", threads=1)
+    found.step(1)
+    assert found.iter == 1
 
 
 def test_weights_to_start_from_come_in_order() -> None:
