@@ -346,22 +346,30 @@ def _transform_filters(  # type: ignore[no-untyped-def]
     first, step = 0, lanes
     if form == FLIPPED:
         first, step = (area - 1) * lanes, -lanes
-    for block in range(left, min(left + width, columns), lanes):
-        valid = min(lanes, columns - block)
-        for k in range(k_begin, k_end, lanes):
-            count = min(lanes, k_end - k)
-            if form == FORWARD:
-                source = ((g * filters + block) * channels + k) * area
-                to_lanes(w, source, channels * area, valid, plane, 0, count * area)
-            else:
-                for i in range(count):
-                    source = ((g * filters + k + i) * channels + block) * area
-                    to_lanes(w, source, area, valid, plane, i * area * lanes, area)
-            filters_to_panel(
-                plane, first, step, count,
-                u, u_start + (k - k_begin) * width + block - left, width, u_frequency,
-                w.shape[2] // 2 - 1,
-            )  # fmt: skip
+    blocks = (min(width, columns - left) + lanes - 1) // lanes
+    chunks = (k_end - k_begin + lanes - 1) // lanes
+    for index in range(blocks * chunks):  # as w lies in memory
+        if form == FORWARD:
+            block, chunk = index // chunks, index % chunks
+        else:
+            block, chunk = index % blocks, index // blocks
+        column, k = left + block * lanes, k_begin + chunk * lanes
+        valid, count = min(lanes, columns - column), min(lanes, k_end - k)
+        if form == FORWARD:
+            source = ((g * filters + column) * channels + k) * area
+            for i in range(valid):
+                prefetch_run(w, source + i * channels * area + lanes * area, lanes * area)
+            to_lanes(w, source, channels * area, valid, plane, 0, count * area)
+        else:
+            for i in range(count):
+                source = ((g * filters + k + i) * channels + column) * area
+                prefetch_run(w, source + lanes * channels * area, valid * area)
+                to_lanes(w, source, area, valid, plane, i * area * lanes, area)
+        filters_to_panel(
+            plane, first, step, count,
+            u, u_start + (k - k_begin) * width + column - left, width, u_frequency,
+            w.shape[2] // 2 - 1,
+        )  # fmt: skip
 
 
 @device
