@@ -135,6 +135,9 @@ def kernel(*arguments: Argument, status: bool = False) -> Callable[[Callable[...
         name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
         if name in KERNELS and KERNELS[name].function.__code__ != function.__code__:
             raise InternalError(f"two kernels are named {name}")
+        # Compiled code from the cache is linked by qualified name: those of generated kernels, one
+        # for each tile, must differ.
+        function.__qualname__ = function.__name__
         KERNELS[name] = Kernel(name, function, arguments, status)
         return KERNELS[name]
 
