@@ -2,7 +2,9 @@
 
 Caffe's lines go to standard error. A table follows on standard output, with a row for each pass of
 each layer that multiplies: rates are those of one core, in multiply-adds by the pass's definition
-times two, zeros included ("dense") or, in backward passes, not ("goodput").
+times two, zeros included ("dense") or, in backward passes, not ("goodput"). A line for each layer
+that reads records follows: its stages run on a thread of their own, "wait" is what the iteration
+waits for it.
 """
 
 from __future__ import annotations
@@ -65,6 +67,7 @@ def _measure(net: Net, iterations: int) -> None:
     passes: defaultdict[tuple[int, str], float] = defaultdict(float)
     clock = dict.fromkeys(PASSES, 0.0)
     total = 0.0
+    before = {name: layer.seconds for name, layer in net.data_layers.items()}
     for iteration in range(iterations):
         begin = time.perf_counter()
         tasks = net.run(PASSES, lend=True, trace=True)
@@ -88,9 +91,29 @@ def _measure(net: Net, iterations: int) -> None:
     log.info("Average Forward-Backward: %g ms.", total / iterations)
     log.info("Total Time: %g ms.", total)
     log.info("*** Benchmark ends ***")
+    data = [
+        _data_line(name, seconds, net.data_layers[name].seconds, iterations, total)
+        for name, seconds in before.items()
+    ]
     net.watch_zeros()
     net.run(PASSES, lend=True)
     print_table(_rates(net, {key: taken / iterations for key, taken in passes.items()}))
+    for line in data:
+        print(line)
+
+
+def _data_line(
+    name: str,
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    iterations: int,
+    total: float,
+) -> str:
+    """Return what reading costs, from the seconds of each stage and the milliseconds of all."""
+    batch = {stage: 1e3 * (after[stage] - before[stage]) / iterations for stage in before}
+    parts = ", ".join(f"{stage} {milliseconds:.3f} ms" for stage, milliseconds in batch.items())
+    share = batch["wait"] * iterations / total
+    return f"{name}: a batch takes {parts} ({share:.1%} of an iteration)"
 
 
 def _rates(net: Net, milliseconds: Mapping[tuple[int, str], float]) -> Table:

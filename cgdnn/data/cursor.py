@@ -29,11 +29,14 @@ class BatchSource(Protocol):
         The float type that holds the stored values without loss.
     warnings : list of str
         What is odd but usable, known once the source is open.
+    seconds : dict
+        Time that `read_batch` has taken so far, by stage, such as "decode".
     """
 
     shapes: list[tuple[int, ...]]
     dtype: np.dtype[Any]
     warnings: list[str]
+    seconds: dict[str, float]
 
     @property
     def entries(self) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,7 @@ class DatumSource:
             raise
         self._picture_shape = picture.shape
         self._raw = RawDatums(picture.shape)
+        self.seconds = {"read": 0.0, "decode": 0.0, "transform": 0.0}
         self.shapes: list[tuple[int, ...]] = [(batch_size, *output)]
         if with_label:
             self.shapes.append((batch_size,))
@@ -90,11 +93,13 @@ class DatumSource:
 
         See `BatchSource.read_batch`. Float values are rounded to the type of `out`.
         """
-        records = self._reader.read(position, self._batch_size)
-        raw = self._raw.decode(records)
+        with self._timed("read"):
+            records = self._reader.read(position, self._batch_size)
+        with self._timed("decode"):
+            raw = self._raw.decode(records)
         if raw is not None:
             pictures, labels = raw
-            self._transform.apply(pictures, out[0], self._phase, position, self._draw)
+            self._apply(pictures, position, out[0])
         else:
             labels = [
                 self._read_one(record, position + i, out[0][i : i + 1])
@@ -104,10 +109,21 @@ class DatumSource:
             out[1][:] = labels
 
     def _read_one(self, record: bytes, position: int, row: npt.NDArray[Any]) -> int:
-        picture, label = self._decode(record, position)
+        with self._timed("decode"):
+            picture, label = self._decode(record, position)
         self._check_shape(picture.shape, position, row.shape)
-        self._transform.apply(picture[None], row, self._phase, position, self._draw)
+        self._apply(picture[None], position, row)
         return label
+
+    def _apply(self, pictures: npt.NDArray[Any], position: int, out: npt.NDArray[Any]) -> None:
+        with self._timed("transform"):
+            self._transform.apply(pictures, out, self._phase, position, self._draw)
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self.seconds[what] += time.perf_counter() - begin
 
     def _decode(self, record: bytes, position: int) -> tuple[npt.NDArray[Any], int]:
         transform = self._transform

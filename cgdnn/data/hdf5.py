@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,7 @@ class HDF5Source:
         self.shapes: list[tuple[int, ...]] = [
             (batch_size, *dataset.row_shape) for dataset in contents[0]
         ]
+        self.seconds = {"read": 0.0}
         self._loaded: tuple[int, list[npt.NDArray[Any]]] | None = None
         self._file_order: tuple[int, npt.NDArray[np.int64]] | None = None
         self._row_order: tuple[int, npt.NDArray[np.int64]] | None = None
@@ -87,6 +89,7 @@ class HDF5Source:
 
     def read_batch(self, position: int, out: Sequence[npt.NDArray[Any]]) -> None:
         """Fill ``out[i]`` with rows of the dataset ``tops[i]``; see `BatchSource.read_batch`."""
+        begin = time.perf_counter()
         filled = 0
         while filled < self._batch_size:
             epoch, row = divmod(position + filled, self.entries)
@@ -96,6 +99,7 @@ class HDF5Source:
             for array, target in zip(self._load(file), out, strict=True):
                 target[filled : filled + count] = array[rows]
             filled += count
+        self.seconds["read"] += time.perf_counter() - begin
 
     def _locate(self, epoch: int, row: int) -> tuple[int, int]:
         """Return the file, and the place within its pass, of place `row` of pass `epoch`."""

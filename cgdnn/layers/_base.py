@@ -400,6 +400,11 @@ class DataLayer(Layer):
         """Records that one forward pass consumes."""
         raise NotImplementedError
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds that records have taken so far, by stage; last "wait", of forward passes."""
+        raise NotImplementedError
+
     def seek(self, position: int) -> None:
         """Let the next forward pass begin after `position` records."""
         raise NotImplementedError

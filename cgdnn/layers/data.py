@@ -86,6 +86,7 @@ class _BatchLayer(DataLayer):
             raise self._named(error) from error
         for top, array in zip(tops, batch, strict=True):
             top[...] = array
+        self._prefetcher.release()
         self._position += self._batch_size
 
     def _named(self, error: DataError) -> DataError:
@@ -113,6 +114,13 @@ class _BatchLayer(DataLayer):
     def batch_size(self) -> int:
         """Records that one forward pass consumes."""
         return self._batch_size
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds that records have taken so far, by stage; last "wait", of forward passes."""
+        assert self._source is not None, "a net without data reads no records"
+        waited = 0.0 if self._prefetcher is None else self._prefetcher.waited
+        return {**self._source.seconds, "wait": waited}
 
     def seek(self, position: int) -> None:
         """Let the next forward pass begin after `position` records."""

@@ -82,16 +82,19 @@ def test_the_rates_of_a_convolution(monkeypatch):
     )
 
 
-def test_the_rates_are_all_that_is_on_standard_output(cgdnn):
+def test_rates_and_what_reading_costs_are_all_that_is_on_standard_output(cgdnn):
     code, out, _ = cgdnn("time", "logs/train_val.prototxt", "--iterations=1")
     assert code == 0
-    title, columns, *rows = out.strip().splitlines()
+    title, columns, *rows, _, reading = out.strip().splitlines()
     assert re.match(r"GF/s of a core, peak \d+ \(", title)
     assert columns.split()[:3] == ["layer", "pass", "kernel"]
     passes = [re.search(r"forward|backward_\w+", row)[0] for row in rows]
     # The data needs no gradient, so conv1 does not give it one.
     both = ["forward", "backward_weights"]
     assert passes == [*both, *both, "backward_data"]
+    assert re.sub(r"\d+\.\d+", "#", reading) == (
+        "data: a batch takes read # ms, decode # ms, transform # ms, wait # ms (#% of an iteration)"
+    )
 
 
 def test_there_is_no_rate_where_nothing_multiplies(monkeypatch):

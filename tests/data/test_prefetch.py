@@ -87,6 +87,28 @@ def test_delivered_arrays_stay_until_the_next_call():
     reader.close()
 
 
+def test_released_arrays_are_filled_at_once():
+    source = Counting()
+    reader = Prefetcher(source, np.float32, depth=1)
+    reader.next()
+    wait_for(lambda: len(source.asked) == 2)
+    reader.release()
+    wait_for(lambda: len(source.asked) == 3)
+    reader.release()  # nothing is lent any more
+    assert [reader.next()[1][0] for _ in range(3)] == [4, 8, 12]
+    reader.close()
+
+
+def test_waiting_is_measured():
+    source = Counting()
+    reader = Prefetcher(source, np.float32)
+    slow = source.read_batch
+    source.read_batch = lambda *args: (time.sleep(0.05), slow(*args))
+    reader.next()
+    assert 0.05 <= reader.waited < 5
+    reader.close()
+
+
 def test_seek_continues_there():
     reader = Prefetcher(Counting(), np.float32)
     reader.next()
