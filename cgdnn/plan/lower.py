@@ -261,11 +261,17 @@ class Lowering:
         )
 
     def _roots(self, lent: Collection[tuple[int, str]]) -> set[Buffer]:
-        """Return the memory that is lent, which no other blob may have a part in."""
+        """Return the memory that is lent, which no other blob may have a part in.
+
+        What layers keep from forward to backward is lent with the values of blobs, without which
+        no backward pass can follow.
+        """
         roots: dict[bool, set[Buffer]] = {True: set(), False: set()}
         for index, blob in enumerate(self.assembly.blobs):
             for (kind, _), home in blob.homes.items():
                 roots[(index, kind) in lent].add(root(home))
+        if any(kind == "data" for _, kind in lent):
+            roots[True] |= {s for planned in self.assembly.layers for s in planned.states.values()}
         return roots[True] - roots[False]
 
     def _accesses(

@@ -83,5 +83,5 @@ class Program:
 
     @cached_property
     def lost(self) -> set[Buffer]:
-        """The blobs and diffs that the program is lent: they hold nothing after a run."""
-        return {buffer for buffer in self.places if buffer.kind in ("data", "diff")}
+        """The blobs, diffs and states that the program is lent: they hold nothing after a run."""
+        return {buffer for buffer in self.places if buffer.kind in ("data", "diff", "state")}

@@ -391,15 +391,16 @@ class Net:
             Add to the parameter diffs instead of overwriting them.
         lend : bool
             Let values or diffs that nobody has touched yet reuse each other's memory, where the
-            run goes over all layers: the diffs where it has a backward pass, the values where it
-            has none in the phase TEST (in TRAIN a backward pass can follow).
+            run goes over all layers: the diffs where it has a backward pass, the values and what
+            layers keep beside them where it has none in the phase TEST (in TRAIN a backward pass
+            can follow).
         trace : bool
             Return when each task ran.
         """
         count = len(self.assembly.layers)
         last = count if last is None else last
         whole = first == 0 and parts[0] == "forward"
-        if not whole and parts[0] != "again" and any(b.kind == "data" for b in self._lost):
+        if not whole and parts[0] != "again" and any(b.kind != "diff" for b in self._lost):
             self._compute_again()
         counting = self._watching and "backward" in parts
         fresh = {} if whole else {k: v for k, v in self._fresh.items() if v != _NCHW}

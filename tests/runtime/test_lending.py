@@ -19,14 +19,15 @@ layer { name: "b" type: "ReLU" bottom: "a" top: "a" }
 layer { name: "c" type: "TanH" bottom: "a" top: "c" }
 layer { name: "d" type: "Eltwise" bottom: "a" bottom: "c" top: "d" }
 layer { name: "e" type: "Concat" bottom: "c" bottom: "d" top: "e" }
-layer { name: "f" type: "Flatten" bottom: "e" top: "f" }
+layer { name: "n" type: "LRN" bottom: "e" top: "n" lrn_param { local_size: 3 alpha: 0.5 } }
+layer { name: "f" type: "Flatten" bottom: "n" top: "f" }
 layer { name: "g" type: "Sigmoid" bottom: "f" top: "g" }
 layer { name: "h" type: "InnerProduct" bottom: "g" top: "h" inner_product_param {
   num_output: 2 weight_filler { type: "gaussian" std: 0.01 } } }
 layer { name: "loss" type: "EuclideanLoss" bottom: "h" bottom: "y" top: "loss" }
 """
 BOTH = ("forward", "backward")
-BETWEEN = ("a", "c", "d", "e", "f", "g")
+BETWEEN = ("a", "c", "d", "e", "n", "f", "g")
 
 
 def made(phase, **options):
@@ -98,7 +99,7 @@ def test_values_reuse_memory_in_the_phase_test():
         spoil(lent)
     (program,) = programs(lent)
     check(program)
-    assert {"a", "c", "d", "e", "g"} <= {buffer.name for buffer in program.lost}
+    assert {"a", "c", "d", "e", "n.scale", "g"} <= {buffer.name for buffer in program.lost}
     assert lent.blobs["loss"].data == kept.blobs["loss"].data
 
 
@@ -125,6 +126,19 @@ def test_partial_pass_begins_from_true_values():
     np.testing.assert_array_equal(
         lent.forward(start="d", end="d")["d"], kept.forward(start="d", end="d")["d"]
     )
+
+
+def test_backward_pass_begins_from_true_values_and_states():
+    kept, lent = made("TEST"), made("TEST")
+    for net in (kept, lent):
+        _ = [net.blobs[name].data for name in BETWEEN]  # these are not lent then
+    kept.run(("forward",))
+    lent.run(("forward",), lend=True)
+    spoil(lent)
+    (program,) = (p for p in programs(lent) if p.lost)
+    lost = {buffer.name for buffer in program.lost}
+    assert {"n.scale", "loss.difference"} <= lost
+    assert lost.isdisjoint(BETWEEN)
     kept.backward()
     lent.backward()
     np.testing.assert_array_equal(lent.blobs["a"].diff, kept.blobs["a"].diff)
