@@ -6,6 +6,9 @@ Everything here works on scratch whose innermost axis is L channels, the lanes o
 * *tiles* hold many tiles of many blocks, frequency by frequency: [n * n][block][tile][L];
 * a *panel* holds weights, frequency by frequency: [n * n][k][vectors][L].
 
+With few channels tiles lie in the lanes instead: *phases* hold, for each place in a patch, its
+element of all tiles, [n * n][tile]; the vectors of a place are L tiles.
+
 All numbers are int64, all offsets and strides are in elements.
 """
 
@@ -349,3 +352,121 @@ def multiply_blocks(  # type: ignore[no-untyped-def]
                 )  # fmt: skip
                 for slot, place in zip(sums, places, strict=True):
                     e.store(build.load(slot), place)
+
+
+def _interleaved(e: Emitter, vectors: list[Any]) -> list[Any]:
+    """Return vectors whose elements come from the given ones in turn: lane 0 of each, lane 1..."""
+    if len(vectors) == 1:
+        return vectors
+    halves = [_interleaved(e, vectors[first::2]) for first in range(2)]
+    half = e.lanes // 2
+    return [
+        e.shuffle(a, b, [lane + i for i in lanes for lane in (0, e.lanes)])
+        for a, b in zip(*halves, strict=True)
+        for lanes in (range(half), range(half, e.lanes))
+    ]
+
+
+@emitted
+def phases_from_row(  # type: ignore[no-untyped-def]
+    e, x, x_start, left, width, phases, start, phase, tiles, kind
+):
+    """Spread the elements of a row over the phases of as many tiles.
+
+    Column j of tile t is column 4 t + j + left of the row, 0 outside [0, width); it goes to
+    ``start + j * phase + t``. Up to a vector beyond the last tile is overwritten.
+    """
+    build, lanes = e.builder, e.lanes
+    x, phases = e.at(x, x_start), e.at(phases, start)
+    vectors = build.sdiv(build.add(tiles, e.integer(lanes - 1)), e.integer(lanes))
+    with e.cases(kind, len(_INPUTS)) as each:
+        for case in each:
+            size = len(_INPUTS[case])
+            with e.loop(vectors) as vector:
+                tile = build.mul(vector.index, e.integer(lanes))
+                for first in range(0, size, OUTPUTS):
+                    column = build.add(build.mul(tile, e.integer(OUTPUTS)), left)
+                    column = build.add(column, e.integer(first))
+                    parts = []
+                    for i in range(OUTPUTS):
+                        place = build.add(column, e.integer(i * lanes))
+                        inside = e.within(e.lane_numbers(place), width)
+                        parts.append(e.load(e.at(x, place), inside))
+                    for j in range(min(OUTPUTS, size - first)):
+                        order = [j + OUTPUTS * lane for lane in range(lanes // 2)] * 2
+                        low, high = (e.shuffle(*parts[i : i + 2], order) for i in (0, 2))
+                        halves = [*range(lanes // 2), *range(lanes, lanes + lanes // 2)]
+                        target = e.at(phases, tile, build.mul(phase, e.integer(first + j)))
+                        e.store(e.shuffle(low, high, halves), target)
+
+
+@emitted
+def tiles_from_phases(e, phases, start, phase, v, v_start, kind):  # type: ignore[no-untyped-def]
+    """Transform L tiles: B^T x B, element f of it at ``v_start + f * L``."""
+    build = e.builder
+    phases, v = e.at(phases, start), e.at(v, v_start)
+    with e.cases(kind, len(_INPUTS)) as each:
+        for case in each:
+            matrix = _INPUTS[case]
+            size = e.integer(len(matrix))
+            source = (phases, build.mul(phase, size), phase)
+            target = (v, build.mul(size, e.integer(e.lanes)), e.integer(e.lanes))
+            _both_sides(e, matrix, source, target)
+
+
+@emitted
+def outputs_of_tiles(  # type: ignore[no-untyped-def]
+    e, v, v_start, channels, u, u_start, u_next, rows, rows_start, rows_next, row, bias, bias_next,
+    kind,
+):  # fmt: skip
+    """Compute two filters' outputs for L tiles: A^T (sum over channels of V U) A + bias.
+
+    Element f of channel c of V is a vector at ``v_start + (c * n * n + f) * L``, of U a scalar at
+    ``u_start + c * n * n + f``. Row i of all tiles, side by side, goes to
+    ``rows_start + i * row``. The second filter is `u_next` and `rows_next` behind the first.
+    """
+    build, lanes = e.builder, e.lanes
+    v = e.at(v, v_start)
+    filters = [e.at(u, u_start), e.at(u, u_start, u_next)]
+    targets = [e.at(rows, rows_start), e.at(rows, rows_start, rows_next)]
+    added = [e.splat(bias), e.splat(bias_next)]
+    with e.cases(kind, len(_OUTPUTS)) as each:
+        for case in each:
+            matrix = _OUTPUTS[case]
+            size = len(matrix[0])
+            area, one = e.integer(size * size), e.integer(1)
+            between = [e.vectors(OUTPUTS * size) for _ in filters]
+            moving = [(v, e.integer(lanes)), *((scalars, one) for scalars in filters)]
+            moving += [(slots, one) for slots in between]
+            with e.sweep(e.integer(size), *moving) as (column, first, second, *slots):
+                sums = [[e.variable(e.zero()) for _ in range(size)] for _ in filters]
+                channel = build.mul(area, e.integer(lanes))
+                with e.sweep(channels, (column, channel), (first, area), (second, area)) as (
+                    vectors,
+                    *scalars,
+                ):
+                    for i in range(size):
+                        x = e.load(e.at(vectors, e.integer(i * size * lanes)))
+                        for scalar, totals in zip(scalars, sums, strict=True):
+                            factor = e.splat(e.scalar(e.at(scalar, e.integer(i * size))))
+                            total = e.multiply_add(factor, x, build.load(totals[i]))
+                            build.store(total, totals[i])
+                for totals, slot in zip(sums, slots, strict=True):
+                    products = _product(e, matrix, list(map(build.load, totals)))
+                    for i, value in enumerate(products):
+                        build.store(value, build.gep(slot, [e.integer(i * size)]))
+            line = e.integer(size)
+            moving = [(slots, line) for slots in between] + [(target, row) for target in targets]
+            with e.sweep(e.integer(OUTPUTS), *moving) as places:
+                for slot, target, more in zip(places[:2], places[2:], added, strict=True):
+                    values = [build.load(build.gep(slot, [e.integer(j)])) for j in range(size)]
+                    values = [build.fadd(value, more) for value in _product(e, matrix, values)]
+                    for i, value in enumerate(_interleaved(e, values)):
+                        e.store(value, e.at(target, e.integer(i * lanes)))
+
+
+@emitted
+def copy_run(e, x, x_start, y, y_start, count):  # type: ignore[no-untyped-def]
+    """Copy `count` elements."""
+    for (source, target), mask in e.along(count, e.at(x, x_start), e.at(y, y_start)):
+        e.store(e.load(source, mask), target, mask)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from math import prod
 
 from cgdnn.kernels import conv_winograd as kernels
+from cgdnn.kernels import conv_winograd_few as few
 from cgdnn.kernels.reduce import reduce_rows
+from cgdnn.kernels.winograd_points import OUTPUTS
 from cgdnn.layers._base import (
     BEGIN,
     END,
@@ -27,6 +29,11 @@ from cgdnn.layers._base import (
 
 _PRODUCT, _INPUT, _OUTPUT, _FILTER, _GRADIENT = 0.0042, 0.16, 0.11, 0.2, 0.35
 """Nanoseconds of a flop in the products, and of an element of V, M, U and dU."""
+_FEW = 4
+"""Input channels up to which tiles may lie in the lanes."""
+_FEW_INPUT, _FEW_PRODUCT, _FEW_INVERSE, _FEW_OUTPUT = 2.6, 0.2, 0.36, 0.17
+"""Nanoseconds, then, of a frequency of a vector of tiles: for a channel of V, for a channel of a
+filter, and for a filter; and of an element of y."""
 _MOST_PARTIAL = 1 << 20
 """Weights beyond which each piece of the weight gradient computes some filters from all images."""
 _LEAST_PIECES = 4
@@ -70,12 +77,16 @@ class Winograd:
 
     def cost(self, which: str) -> float:
         """Return the estimated nanoseconds of a pass on one core."""
+        if which == "forward" and self._lanes_of_tiles:
+            return self._few_cost
         return self._cost(self._backward_form() if which == "backward_data" else kernels.FORWARD)
 
     def forward(self, operands: Operands) -> list[Step]:
         """Return the steps for each bottom."""
         pairs = list(zip(operands.bottom, operands.top, strict=True))
         bias = read_all(operands.param[-1], (operands.param[-1].size,))
+        if self._lanes_of_tiles:
+            return self._few(operands, pairs, bias)
         return self._products(operands, pairs, kernels.FORWARD, bias, self.bias)
 
     def backward_data(self, operands: Operands) -> list[Step]:
@@ -128,6 +139,72 @@ class Winograd:
         """The estimated nanoseconds of transforming the weights."""
         frequencies = self._blocking(kernels.FORWARD).frequencies
         return _FILTER * self.group * frequencies * self.w[1] * kernels.padded(self.filters)
+
+    @property
+    def _lanes_of_tiles(self) -> bool:
+        """Whether the forward pass is faster with tiles in the lanes."""
+        few_channels = self.group == 1 and self.w[1] <= _FEW
+        return few_channels and self._few_cost < self._cost(kernels.FORWARD)
+
+    @property
+    def _few_cost(self) -> float:
+        """The estimated nanoseconds of the forward pass with tiles in the lanes."""
+        channels, vectors = (
+            self.w[1],
+            kernels.padded(self._tiles(kernels.FORWARD)) / kernels.padded(1),
+        )
+        each = self.filters * (_FEW_PRODUCT * channels + _FEW_INVERSE) + _FEW_INPUT * channels
+        frequencies = self._blocking(kernels.FORWARD).frequencies
+        return vectors * frequencies * each + _FEW_OUTPUT * prod(self.y)
+
+    def _few(self, operands: Operands, pairs: list[tuple[Buffer, Buffer]], bias: Use) -> list[Step]:
+        """Return the step that transforms the filters, and one over samples for each pair."""
+        filters, channels, size = self.w[0], self.w[1], self.taps + OUTPUTS - 1
+        planes, grid = filters * channels, self._grid(kernels.FORWARD)
+        band = few.band_of(self.taps, channels, grid)
+        u = operands.temporary("u", (planes, 1, size, size))
+        scratch = [
+            operands.scratch(f"few{i}", (length,))
+            for i, length in enumerate(few.scratch_of(self.taps, channels, band * grid[1]))
+        ]
+        transform = Step(
+            few.winograd_few_filters,
+            [
+                read(operands.param[0], (planes, 1, self.taps, self.taps)),
+                write(u),
+                *(
+                    operands.scratch(f"filters{i}", (length,))
+                    for i, length in enumerate(few.filters_scratch(self.taps))
+                ),
+                BEGIN,
+                END,
+            ],
+            planes,
+            _FILTER * size**2,
+        )
+        return [
+            transform,
+            *(
+                Step(
+                    few.conv_forward_winograd_few,
+                    [
+                        read(x, self.x),
+                        read_all(u, (filters, channels, size, size)),
+                        bias,
+                        int(self.bias),
+                        write(y, self.y),
+                        *self.pad,
+                        band,
+                        *scratch,
+                        BEGIN,
+                        END,
+                    ],
+                    self.x[0],
+                    self._few_cost / self.x[0],
+                )
+                for x, y in pairs
+            ),
+        ]
 
     def _products(
         self,

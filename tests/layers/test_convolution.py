@@ -102,6 +102,10 @@ def test_winograd_is_chosen_for_wide_layers_in_every_pass():
         assert "winograd" not in {candidate.name for candidate in exact.values()}
 
 
+def test_winograd_is_chosen_for_colour_images():
+    assert chosen("32 kernel_size: 5 pad: 2", (100, 3, 32, 32))[0]["forward"].name == "winograd"
+
+
 @pytest.mark.parametrize(
     ("fields", "shape", "reason"),
     [
@@ -110,7 +114,7 @@ def test_winograd_is_chosen_for_wide_layers_in_every_pass():
         ("32 kernel_size: 3", (2, 32, 16), "serves two spatial axes"),
         ("32 kernel_size: 7", (2, 32, 16, 16), "serves kernels of 3x3 and 5x5"),
         ("32 kernel_h: 3 kernel_w: 5", (2, 32, 16, 16), "serves kernels of 3x3 and 5x5"),
-        ("32 kernel_size: 5 pad: 2", (100, 1, 32, 32), "times as long as"),
+        ("20 kernel_size: 5", (64, 1, 28, 28), "times as long as"),
         ("32 kernel_size: 3 group: 32", (8, 32, 32, 32), "times as long as"),
     ],
 )
