@@ -157,10 +157,7 @@ def _filters_tile(  # type: ignore[no-untyped-def]
 
 @emitted
 def _relay_rows(e, u, u_start, x, x_start, x_row, rows, width, first, stride, columns):  # type: ignore[no-untyped-def]
-    """Set u[i, j] = x[i, first + j * stride], or 0 outside of the row, at stride 1, 2 or 4.
-
-    Up to one vector beyond the end of u is overwritten.
-    """
+    """Set u[i, j] = x[i, first + j * stride], or 0 outside of the row, at stride 1, 2 or 4."""
     build = e.builder
     vectors = build.sdiv(build.add(columns, e.integer(e.lanes - 1)), e.integer(e.lanes))
     with e.cases(build.lshr(stride, e.integer(1)), 3) as each:
@@ -180,7 +177,7 @@ def _relay_rows(e, u, u_start, x, x_start, x_row, rows, width, first, stride, co
                         even = range(0, 2 * e.lanes, 2)
                         pairs = zip(parts[::2], parts[1::2], strict=True)
                         parts = [e.shuffle(a, b, even) for a, b in pairs]
-                    e.store(parts[0], e.at(target, place))
+                    e.store(parts[0], e.at(target, place), e.first_lanes(build.sub(columns, place)))
 
 
 @device
@@ -191,8 +188,7 @@ def _relay(  # type: ignore[no-untyped-def]
     """Write rows row_begin, row_begin + row_stride, ... of some images and channels to u.
 
     Row i of plane p of image m of channel c begins at
-    c * u_channel + (m * planes + p) * u_plane + i * columns. Up to one vector beyond the last row
-    is overwritten.
+    c * u_channel + (m * planes + p) * u_plane + i * columns.
     """
     height, width = x.shape[2], x.shape[3]
     top = min(rows, max(0, (row_stride - 1 - row_begin) // row_stride))
@@ -220,6 +216,26 @@ def _relay(  # type: ignore[no-untyped-def]
                             )  # fmt: skip
                 for i in range(place + bottom * columns, place + rows * columns):
                     u[i] = 0
+
+
+@kernel(array(4), array(4), array(1, "int64"), INT, INT, INT, INT)
+def conv_direct_sample(x, y, firsts, row_stride, stride, begin, end):  # type: ignore[no-untyped-def]
+    """Set y[n, c, i, j] = x[n, c, i * row_stride, firsts[0] + j * stride] for images [begin, end).
+
+    Parameters
+    ----------
+    x : array (N, C, H, W)
+    y : array (N, C, OH, OW)
+    firsts : array of int64 (1,)
+    row_stride, stride : int
+    """
+    rows, columns = y.shape[2], y.shape[3]
+    image = y.shape[1] * rows * columns
+    for n in range(begin, end):
+        _relay(
+            x, n, 1, 0, x.shape[1], 0, rows, row_stride, firsts, stride, columns,
+            y.reshape(y.size)[n * image :], rows * columns, 0,
+        )  # fmt: skip
 
 
 _READING = (
@@ -530,16 +546,17 @@ def conv_direct_pack(w, packed, group, transposed, lanes_first, begin, end):  # 
 
 @emitted
 def _weights_tile(  # type: ignore[no-untyped-def]
-    e, x, x_start, x_image, x_row, x_pixel, dy, dy_start, dy_vector, images, rows, columns,
-    dw, dw_start, dw_vector, scalars, vectors,
+    e, x, x_start, u, uses_u, x_image, x_row, x_pixel, x_scalar, dy, dy_start, dy_vector, images,
+    rows, columns, dw, dw_start, dw_vector, scalars, vectors,
 ):  # fmt: skip
     """Add to some neighbouring rows of dw, for one or two vectors of filters.
 
-    Pixel after pixel, neighbours in x meet vectors of dy, which follow each other. Compiled once
-    for each shape of the tile.
+    Pixel after pixel, values of x that are `x_scalar` apart meet vectors of dy, which follow each
+    other. Compiled once for each shape of the tile.
     """
     build = e.builder
-    x, dy, dw = e.at(x, x_start), e.at(dy, dy_start), e.at(dw, dw_start)
+    x = e.at(build.select(build.icmp_signed("!=", uses_u, e.integer(0)), u, x), x_start)
+    dy, dw = e.at(dy, dy_start), e.at(dw, dw_start)
     tiles, number = _scalar_tiles(e, scalars, vectors, most_scalars()[:2])
     row_length = build.mul(columns, e.integer(e.lanes))
     image_length = build.mul(rows, row_length)
@@ -556,18 +573,21 @@ def _weights_tile(  # type: ignore[no-untyped-def]
             sums = [[e.variable(e.load(place)) for place in line] for line in places]
             for line in places:
                 for place in line:
-                    e.prefetch(e.at(place, e.integer(count * e.lanes)))  # what comes next
+                    e.prefetch(e.at(place, build.mul(dw_vector, e.integer(nv))))  # comes next
             offsets = [build.mul(dy_vector, e.integer(v)) for v in range(nv)]
             with e.loop(images) as n, e.loop(rows) as r:
                 x_r = e.at(x, build.mul(n.index, x_image), build.mul(r.index, x_row))
                 dy_r = e.at(
                     dy, build.mul(n.index, image_length), build.mul(r.index, row_length)
                 )  # fmt: skip
-                with e.loop(columns) as j:
-                    x_j = e.at(x_r, build.mul(j.index, x_pixel))
-                    dy_j = e.at(dy_r, build.mul(j.index, e.integer(e.lanes)))
+                # An address has room for a register and once or twice another: three scalars each.
+                firsts = e.stepping(x_r, build.mul(x_scalar, e.integer(3)), -(-count // 3))
+                moving = [(first, x_pixel) for first in firsts]
+                with e.sweep(columns, (dy_r, e.integer(e.lanes)), *moving) as (dy_j, *x_j):
                     right = [e.load(e.at(dy_j, offset)) for offset in offsets]
-                    _multiply_step(e, sums, [e.at(x_j, e.integer(p)) for p in range(count)], right)
+                    near = [e.integer(0), x_scalar, build.mul(x_scalar, e.integer(2))]
+                    left = [e.at(x_j[p // 3], near[p % 3]) for p in range(count)]
+                    _multiply_step(e, sums, left, right)
             for line, pointers in zip(sums, places, strict=True):
                 for slot, place in zip(line, pointers, strict=True):
                     e.store(build.load(slot), place)
@@ -603,13 +623,13 @@ def _relay_channels(  # type: ignore[no-untyped-def]
                     u[j] = 0
 
 
-_NUMBERS = (*(INT,) * 14, scratch(1), scratch(1), *(INT,) * 6)
+_NUMBERS = (*(INT,) * 15, scratch(1), scratch(1), *(INT,) * 6)
 
 
 @kernel(array(4), array(4), array(2), array(2), INT, array(1, "int64"), *_NUMBERS)
 def conv_direct_backward_weights(  # type: ignore[no-untyped-def]
-    x, dy, dw, db, has_bias, firsts, group, unit, kernel_rows, kernel_columns, row_stride, row_step,
-    row_dilation, pad_rows, column_stride, column_dilation, pitch, run, band, together,
+    x, dy, dw, db, has_bias, firsts, relays, group, unit, kernel_rows, kernel_columns, row_stride,
+    row_step, row_dilation, pad_rows, column_stride, column_dilation, pitch, run, band, together,
     u, v, piece, piece_units, first, last, begin, end,
 ):  # fmt: skip
     """Set the gradients of some filters from the images [begin, end).
@@ -627,6 +647,9 @@ def conv_direct_backward_weights(  # type: ignore[no-untyped-def]
         Likewise; not touched unless `has_bias`.
     firsts : array of int64 (1,)
         The input column that the first output column and the first tap meet.
+    relays : int
+        Whether x is re-laid, or, where each output pixel meets its own one only, read where it
+        lies.
     group, unit : int
     kernel_rows, kernel_columns : int
     row_stride, row_step : int
@@ -668,8 +691,15 @@ def conv_direct_backward_weights(  # type: ignore[no-untyped-def]
                 rows = (r_count - 1) * row_step + (kernel_rows - 1) * row_dilation + 1
                 pixels = images * r_count * ow
                 v_pitch = (pixels + lanes) * lanes
+                place, image_pitch = 0, rows * columns * pitch
+                row_pitch, pixel_pitch = row_step * columns * pitch, column_stride * pitch
+                scalar_pitch = 1
                 row_begin = r_begin * row_step * row_stride - pad_rows
-                if channels == 1:
+                if relays == 0:
+                    place = ((n * x.shape[1] + g * channels) * oh + r_begin) * ow
+                    image_pitch, row_pitch = x.shape[1] * oh * ow, ow
+                    pixel_pitch, scalar_pitch = 1, oh * ow
+                elif channels == 1:
                     _relay(
                         x, n, images, g, g + 1, row_begin, rows, row_stride, firsts, 1, columns,
                         u, 0, rows * columns,
@@ -694,26 +724,26 @@ def conv_direct_backward_weights(  # type: ignore[no-untyped-def]
                             dy, source, oh * ow, count, v,
                             (k - b_begin) * v_pitch + image * r_count * ow * lanes, r_count * ow,
                         )  # fmt: skip
+                most = _most_scalars(x, min(2, b_end - b_begin))
+                parts = (run + most - 1) // most
                 tiles = (b_end - b_begin + 1) // 2
-                for tile in range(tiles):
-                    k = (b_end - b_begin) * tile // tiles
-                    vectors = (b_end - b_begin) * (tile + 1) // tiles - k
-                    most = _most_scalars(x, vectors)
-                    parts = (run + most - 1) // most
-                    target = piece * dw.shape[1] + g * units * unit * depth
-                    target += (b_begin + k) * depth * lanes
-                    for q in range(kernel_rows):
-                        for j in range(runs):
-                            for part in range(parts):
-                                left = run * part // parts
+                target = (piece * dw.shape[1] + g * units * unit * depth) + b_begin * depth * lanes
+                for q in range(kernel_rows):
+                    for j in range(runs):
+                        if relays:
+                            place = (q * row_dilation * columns + j * column_dilation) * pitch
+                        for part in range(parts):
+                            left = run * part // parts
+                            count = run * (part + 1) // parts - left
+                            for tile in range(tiles):
+                                k = (b_end - b_begin) * tile // tiles
                                 _weights_tile(
-                                    u, (q * row_dilation * columns + j * column_dilation) * pitch
-                                    + left,
-                                    rows * columns * pitch, row_step * columns * pitch,
-                                    column_stride * pitch, v, k * v_pitch, v_pitch,
-                                    images, r_count, ow,
-                                    dw, target + ((q * runs + j) * run + left) * lanes,
-                                    depth * lanes, run * (part + 1) // parts - left, vectors,
+                                    x, place + left * scalar_pitch, u, relays,
+                                    image_pitch, row_pitch, pixel_pitch, scalar_pitch,
+                                    v, k * v_pitch, v_pitch, images, r_count, ow,
+                                    dw, target + (k * depth + (q * runs + j) * run + left) * lanes,
+                                    depth * lanes, count,
+                                    (b_end - b_begin) * (tile + 1) // tiles - k,
                                 )  # fmt: skip
 
 

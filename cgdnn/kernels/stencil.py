@@ -27,13 +27,16 @@ _SEGMENT_STEPS = 256
 """Entries of a table, at most: it stays in the first cache."""
 _GRADIENT_ELEMENTS = 160 << 10
 """Re-laid values of the input, and as many of dy, for the weight gradient."""
+_GRADIENT_PIXELS = 448
+"""Pixels of a sum of the weight gradient at a time, where x is read where it lies: those of the
+channels of a tile stay in the first cache, while vectors of dy pass by."""
 _LEAST_JOINED_FILTERS = 4
 """From so many filters on it pays to copy rows so that vectors go on in the next one."""
 _JOINED_CHANNELS = 64
 """Up to so many channels, the taps of a row follow each other where nothing lies between them."""
 _CYCLE = 0.265
 """Nanoseconds of a cycle, for estimates; two products of vectors take one."""
-_RELAY, _TRANSPOSE, _STORE = 0.25, 0.2, 0.1
+RELAY, _TRANSPOSE, _STORE = 0.25, 0.2, 0.1
 """Nanoseconds of a value that is re-laid, that is transposed, and that is stored as it is."""
 _TOGETHER = 8
 """Images that are re-laid at a time, at most."""
@@ -87,12 +90,25 @@ class Window:
         return self.rows.kernel * self.columns.kernel
 
     @property
+    def pointwise(self) -> bool:
+        """Whether each output pixel reads its own input pixel only."""
+        return all(s.kernel == s.stride == 1 and s.pad == 0 for s in (self.rows, self.columns))
+
+    @property
+    def sampled(self) -> Window:
+        """The same convolution of what it reads of the input, where each output reads one pixel."""
+        axes = (self.rows, self.columns)
+        if self.pointwise or any(side.kernel > 1 or side.pad for side in axes):
+            return self
+        sides = [Side(side.output, 1, 1, 0, 1) for side in axes]
+        return Window(self.group, self.channels, self.filters, *sides)
+
+    @property
     def flat(self) -> Window:
         """The same convolution with the image as one row, where that fills tiles better."""
         rows, columns = self.rows, self.columns
         pixels = rows.size * columns.size
-        plain = all(s.kernel == s.stride == 1 and s.pad == 0 for s in (rows, columns))
-        if not plain or columns.size >= _FLAT_COLUMNS or pixels > _FLAT_PIXELS:
+        if not self.pointwise or columns.size >= _FLAT_COLUMNS or pixels > _FLAT_PIXELS:
             return self
         one, all_of = Side(1, 1, 1, 0, 1), Side(pixels, 1, 1, 0, 1)
         return Window(self.group, self.channels, self.filters, one, all_of)
@@ -345,7 +361,7 @@ def _stencil(
         cost = _TRANSPOSE * -(-filters // lanes) * lanes * outputs
     cost += _CYCLE * channels * cycles
     if reading.relays:
-        cost += _RELAY * channels * reading.copies * bands * plane_pitch
+        cost += RELAY * channels * reading.copies * bands * plane_pitch
     return Stencil(
         (
             np.ascontiguousarray(np.array(steps or [(0, 0)], np.int64).T),
@@ -448,8 +464,8 @@ class WeightStencil:
 
 
 @lru_cache(maxsize=_KEPT)
-def backward_weights(window: Window) -> WeightStencil:
-    """Return how to compute dw from x and dy."""
+def backward_weights(window: Window, units: int | None = None) -> WeightStencil:
+    """Return how to compute dw from x and dy, at most so many units of filters in a piece."""
     rows, columns, lanes = window.rows, window.columns, unit_filters()
     row_stride, row_step = (rows.stride, 1) if rows.kernel == 1 else (1, rows.stride)
     joins = window.channels <= _JOINED_CHANNELS and (columns.dilation == 1 or columns.kernel == 1)
@@ -457,14 +473,17 @@ def backward_weights(window: Window) -> WeightStencil:
     run = window.channels * columns.kernel if joins else window.channels
     width = (columns.output - 1) * columns.stride + columns.span
     blocks = -(-window.filters // lanes)
+    held = min(blocks, units or blocks)
+    relays = not window.pointwise
 
     def fits(band: int, together: int) -> bool:
         height = (band - 1) * row_step + rows.span
         pixels = together * band * columns.output
-        return (
-            together * height * width * pitch <= _GRADIENT_ELEMENTS
-            and pixels * blocks * lanes <= _GRADIENT_ELEMENTS
-        )
+        if pixels * held * lanes > _GRADIENT_ELEMENTS:
+            return False
+        if not relays:
+            return pixels <= _GRADIENT_PIXELS
+        return together * height * width * pitch <= _GRADIENT_ELEMENTS
 
     band = max((r for r in range(2, rows.output + 1) if fits(r, 1)), default=1)
     band = -(-rows.output // -(-rows.output // band))  # of equal height
@@ -476,16 +495,17 @@ def backward_weights(window: Window) -> WeightStencil:
     outputs = rows.output * columns.output
     cycles = rows.kernel * (window.channels * columns.kernel // run) * _tiles_cost(blocks, 2, run)
     cost = _CYCLE * outputs * cycles + _TRANSPOSE * outputs * blocks * lanes
-    cost += _RELAY * -(-rows.output // band) * height * width * window.channels
+    if relays:
+        cost += RELAY * -(-rows.output // band) * height * width * window.channels
     return WeightStencil(
         np.array([-columns.pad], np.int64),
         (
-            *(window.group, lanes, rows.kernel, columns.kernel, row_stride, row_step),
+            *(int(relays), window.group, lanes, rows.kernel, columns.kernel, row_stride, row_step),
             *(rows.dilation, rows.pad, columns.stride, columns.dilation, pitch, run),
             *(band, together),
         ),
-        together * height * width * pitch + lanes,
-        blocks * (pixels + lanes) * lanes,
+        together * height * width * pitch + lanes if relays else 1,
+        held * (pixels + lanes) * lanes,
         window.group * blocks,
         window.channels * window.taps,
         window.group * cost,

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
+
+import numpy as np
 
 from cgdnn.kernels import conv_direct as kernels
 from cgdnn.kernels import stencil
@@ -28,8 +31,12 @@ from cgdnn.layers._base import (
 
 _MOST_PARTIAL = 1 << 20
 """Weights beyond which each piece of the weight gradient computes some filters from all images."""
-_PIECE_UNITS = 8
-"""Units of filters that such a piece computes at most: it re-lays the images for itself."""
+_MOST_PIXELS = 4096
+"""Pixels of all outputs up to which it does so, too, where x is read where it lies: partial sums
+of so few take longer than to read x once for each piece."""
+_PIECE_UNITS, _FEW_PIECES = 8, 4
+"""Units of filters that such a piece computes at most: it reads or re-lays the images for itself.
+Two at most where there would be fewer pieces."""
 _PACK, _UNPACK = 0.3, 3.0
 """Nanoseconds of a weight that is packed, and of one that is unpacked from some partial sums."""
 
@@ -74,12 +81,30 @@ class Direct:
 
     def backward_weights(self, operands: Operands) -> list[Step]:
         """Return the steps that sum the gradients of all bottoms, one bottom after the other."""
-        by_filter = self._filters * self._weights.depth > _MOST_PARTIAL
+        by_filter = self._together > 0
         steps: list[Step] = []
         for x, dy in zip(operands.bottom, operands.top_diff, strict=True):
+            if self._sampled is not self.window:
+                x = self._sample(operands, x, steps)
             steps += (self._by_filter if by_filter else self._by_sample)(operands, x, dy)
             steps += self._unpacking(operands, steps[-1])
         return steps
+
+    def _sample(self, operands: Operands, x: Buffer, steps: list[Step]) -> Buffer:
+        """Add the step that copies the pixels that are read, and return the copies."""
+        rows, columns = self.window.rows, self.window.columns
+        shape = self._views(self._sampled)[0]
+        sampled = operands.temporary("x", shape)
+        firsts = operands.constant("direct.sample.firsts", np.zeros(1, np.int64))
+        arguments: list[Argument] = [read(x, self._views(self.window)[0]), write(sampled)]
+        arguments += [read_all(firsts), rows.stride, columns.stride, BEGIN, END]
+        cost = stencil.RELAY * prod(shape[1:])
+        steps.append(Step(kernels.conv_direct_sample, arguments, self.samples, cost))
+        return sampled
+
+    @cached_property
+    def _sampled(self) -> stencil.Window:
+        return self.window.sampled
 
     @property
     def _filters(self) -> int:
@@ -87,7 +112,25 @@ class Direct:
 
     @cached_property
     def _weights(self) -> stencil.WeightStencil:
-        return stencil.backward_weights(self.window)
+        return stencil.backward_weights(self._sampled.flat, self._together or None)
+
+    @property
+    def _units(self) -> int:
+        return self.window.group * -(-self.window.filters // stencil.unit_filters())
+
+    @cached_property
+    def _together(self) -> int:
+        """Units of filters that a piece of the weight gradient computes from all images.
+
+        0 where it computes all filters from some images.
+        """
+        window, units = self._sampled, self._units
+        pixels = self.samples * window.rows.output * window.columns.output
+        weights = self._filters * window.channels * window.taps
+        if weights <= _MOST_PARTIAL and (not window.pointwise or pixels > _MOST_PIXELS):
+            return 0
+        fair = [n for n in range(1, _PIECE_UNITS + 1) if units % n == 0]
+        return max(n for n in fair if n <= 2 or units // n >= _FEW_PIECES)
 
     def _stencil(self, which: str) -> stencil.Stencil:
         describe: Callable[..., stencil.Stencil] = getattr(stencil, which)
@@ -142,7 +185,7 @@ class Direct:
             operands.partial("dw", (plan.units * plan.depth * unit,)),
             operands.partial("db", (plan.units * unit,)),
         ]
-        inputs, outputs = self._views(self.window)
+        inputs, outputs = self._views(self._sampled.flat)
         arrays = [read(x, inputs), read(dy, outputs), *map(row, sums)]
         numbers: list[Argument] = [PIECE, plan.units, 0, 1, BEGIN, END]
         return [self._weights_step(operands, arrays, numbers, self.samples)]
@@ -150,16 +193,15 @@ class Direct:
     def _by_filter(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
         """Return a step over filters that reads all samples."""
         plan, unit = self._weights, stencil.unit_filters()
-        together = max(n for n in range(1, _PIECE_UNITS + 1) if plan.units % n == 0)
         sums = [
             operands.temporary("dw", (plan.units, plan.depth * unit)),
             operands.temporary("db", (plan.units, unit)),
         ]
-        inputs, outputs = self._views(self.window)
+        inputs, outputs = self._views(self._sampled.flat)
         arrays = [read_all(x, inputs), read_all(dy, outputs)]
         arrays += [write(buffer, (1, buffer.size)) for buffer in sums]
-        numbers: list[Argument] = [0, together, BEGIN, END, 0, self.samples]
-        return [self._weights_step(operands, arrays, numbers, plan.units // together)]
+        numbers: list[Argument] = [0, self._together, BEGIN, END, 0, self.samples]
+        return [self._weights_step(operands, arrays, numbers, plan.units // self._together)]
 
     def _weights_step(
         self, operands: Operands, arrays: list[Use], numbers: list[Argument], extent: int
