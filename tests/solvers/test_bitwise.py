@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from cgdnn.plan.lower import PASSES
+from cgdnn.plan.tune import ZERO_STEPS, TuningTable, problem
+from cgdnn.runtime.net import Net
 from cgdnn.solvers._base import Solver
 from tests.solvers.conftest import ROOT
 from tests.solvers.training import bits, write_run
@@ -26,22 +29,61 @@ def digests(iterations: int, make: Callable[..., Solver]) -> list[str]:
     return found
 
 
-def shipped(name: str, net: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def shipped(
+    net: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> functools.partial[Solver]:
+    name = {"lenet": "mnist", "cifar10_quick": "cifar10"}[net]
+    folder = request.getfixturevalue(name)
     monkeypatch.chdir(folder)
     path = ROOT / "datasets" / name / f"{net}_solver.prototxt"
     overrides = {"test_initialization": "false", "snapshot_prefix": str(folder / "snap")}
-    iterations = {"lenet": 200, "cifar10_quick": 50}[net]
-    return digests(iterations, functools.partial(Solver, path, overrides=overrides))
+    return functools.partial(Solver, path, overrides=overrides)
 
 
 @pytest.mark.slow
-def test_lenet(mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(set(shipped("mnist", "lenet", mnist, monkeypatch))) == 1
+@pytest.mark.parametrize(("net", "iterations"), [("lenet", 200), ("cifar10_quick", 50)])
+def test_shipped_nets(
+    net: str, iterations: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(set(digests(iterations, shipped(net, request, monkeypatch)))) == 1
+
+
+def each_in_turn(net: Net) -> TuningTable:
+    """Return a table by which each candidate of a pass is the fastest at some shares of zeros."""
+    times = {}
+    for planned in net.assembly.layers:
+        layer = planned.layer
+        for which in PASSES:
+            serving = [c.name for c in layer.candidates(which) if c.serves(layer)]
+            for step in range(ZERO_STEPS + 1):
+                layer.zeros = step / ZERO_STEPS
+                times[problem(planned, which, net.dtype)] = {
+                    name: float((place + step) % len(serving)) for place, name in enumerate(serving)
+                }
+    return TuningTable(times)
 
 
 @pytest.mark.slow
-def test_cifar10_quick(cifar10: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(set(shipped("cifar10", "cifar10_quick", cifar10, monkeypatch))) == 1
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("net", ["lenet", "cifar10_quick"])
+def test_kernels_of_a_table(
+    net: str, exact: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = functools.partial(shipped(net, request, monkeypatch), exact=exact)
+    plain = make()
+    table = each_in_turn(plain.net)
+    plain.close()
+    chosen = []
+
+    def tuned(threads: int) -> Solver:
+        solver = make(threads=threads, tuning=table)
+        chosen.append((solver, solver.net.lowering.chosen_names()))
+        return solver
+
+    assert len(set(digests(25, tuned))) == 1
+    solver, first = chosen[0]
+    assert first != plain.net.lowering.chosen_names()
+    assert first != solver.net.lowering.chosen_names()
 
 
 # Dropout, mirror, random crop, shuffle, BatchNorm and iter_size 2.
