@@ -292,7 +292,8 @@ def _check_policy(solver: Located) -> None:
         raise DescriptionError(
             f'{solver.where("lr_policy")}: lr_policy "{message.lr_policy}" needs '
             f"{' and '.join(LR_POLICIES[message.lr_policy])}, "
-            f"but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing. Add it."
+            f"but {' and '.join(missing)} "
+            f"{'is missing. Add it.' if len(missing) == 1 else 'are missing. Add them.'}"
         )
 
 

@@ -187,6 +187,10 @@ def test_policies_and_what_they_need(tmp_path, refusal, policy, fields):
         )
 
 
+def test_all_that_a_policy_needs_is_missing(refusal):
+    assert refusal(lr_policy='"step"').endswith("but gamma and stepsize are missing. Add them.")
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
