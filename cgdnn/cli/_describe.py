@@ -1,4 +1,4 @@
-"""What `plan` and `summary` share: options that select a net, and its shapes without data."""
+"""What `plan` and `summary` share: options that select a net, its shapes and its program."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import argparse
 
 from cgdnn.cli._tuning import add_exact_option
 from cgdnn.errors import UsageError
+from cgdnn.kernels.update import sgd_update
 from cgdnn.layers._base import DataLayer, Shape
 from cgdnn.netdef.graph import Graph, build_graph
 from cgdnn.netdef.read import read_net
+from cgdnn.plan.lower import Lowering
 from cgdnn.plan.shapes import Assembly, assemble
+from cgdnn.plan.tasks import Program
+from cgdnn.plan.update import UpdateRule, plan_update
 
 
 def add_net_options(parser: argparse.ArgumentParser) -> None:
@@ -75,6 +79,20 @@ def assemble_net(args: argparse.Namespace) -> Assembly:
                 f"{', '.join(sorted(known)) or 'none'}. Name one of these."
             )
     return assembly
+
+
+def plan_iteration(lowering: Lowering) -> Program:
+    """Return the program that `train` runs in every iteration of SGD, or `test` in TEST."""
+    assembly = lowering.assembly
+    training = assembly.graph.phase == "TRAIN"
+    update = plan_update(assembly, UpdateRule(sgd_update, 1, ("momentum",)), clip=-1)
+    return lowering.program(
+        ("forward", "backward", "update") if training else ("forward",),
+        0,
+        len(assembly.layers),
+        update=update.works,
+        lent=[entry for entry in assembly.lendable() if (entry[1] == "diff") == training],
+    )
 
 
 def heading(graph: Graph, args: argparse.Namespace) -> str:

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from cgdnn import machine
-from cgdnn.cli._describe import add_net_options, assemble_net, heading
+from cgdnn.cli._describe import add_net_options, assemble_net, heading, plan_iteration
 from cgdnn.cli._table import print_table
 from cgdnn.cli._tuning import add_tune_option, tuning_of
 from cgdnn.errors import UsageError
@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan of one iteration: forward, and backward in the phase TRAIN."""
+    """Print the plan of an iteration of SGD, or in the phase TEST of a forward pass."""
     threads = machine.default_threads() if args.threads is None else args.threads
     if threads < 1:
         raise UsageError(
@@ -38,8 +38,7 @@ def run(args: argparse.Namespace) -> int:
         )
     assembly = assemble_net(args)
     lowering = Lowering(assembly, "float32", seed=1, table=tuning_of(args))
-    parts = ("forward", "backward") if args.phase == "TRAIN" else ("forward",)
-    program = lowering.program(parts, 0, len(assembly.layers))
+    program = plan_iteration(lowering)
     check(program)
     print(heading(assembly.graph, args) + "\n")
     for table in describe(lowering, program, every_task=args.tasks):

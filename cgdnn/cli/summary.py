@@ -6,14 +6,12 @@ import argparse
 from typing import Any
 
 from cgdnn import machine
-from cgdnn.cli._describe import add_net_options, assemble_net, heading
+from cgdnn.cli._describe import add_net_options, assemble_net, heading, plan_iteration
 from cgdnn.cli._table import print_table
-from cgdnn.kernels.update import sgd_update
 from cgdnn.plan.lower import Lowering
 from cgdnn.plan.shapes import Assembly
 from cgdnn.plan.show import Table, bytes_text, shape_text
 from cgdnn.plan.summary import REAL_BYTES, memory, summarize
-from cgdnn.plan.update import UpdateRule, plan_update
 
 _COLUMNS = ("layer", "type", "output", "#parameters", "#multiply-adds", "#activations")
 
@@ -62,17 +60,8 @@ def run(args: argparse.Namespace) -> int:
 def _memory(assembly: Assembly, threads: int) -> Table:
     """Return the table of what an iteration of SGD needs, or in the phase TEST a forward pass."""
     lowering = Lowering(assembly, "float32", seed=1)
-    training = assembly.graph.phase == "TRAIN"
-    update = plan_update(assembly, UpdateRule(sgd_update, 1, ("momentum",)), clip=-1)
-    program = lowering.program(
-        ("forward", "backward", "update") if training else ("forward",),
-        0,
-        len(assembly.layers),
-        update=update.works,
-        lent=[entry for entry in assembly.lendable() if (entry[1] == "diff") == training],
-    )
-    found = memory(lowering, program, threads)
+    found = memory(lowering, plan_iteration(lowering), threads)
     found["together"] = sum(found.values())
-    what = "an iteration of SGD" if training else "a forward pass"
+    what = "an iteration of SGD" if assembly.graph.phase == "TRAIN" else "a forward pass"
     rows = [(name, bytes_text(size)) for name, size in found.items()]
     return Table(f"Memory of {what} with {threads} workers", ("what", "#bytes"), rows)

@@ -1,7 +1,7 @@
 """Place what lives only for a part of a program: partials, temporaries, lent blobs and scratch.
 
-Parameters and states have memory of their own for as long as the net lives, and so have the blobs
-and diffs that somebody may look at afterwards; the others are lent to the program (see
+Parameters have memory of their own for as long as the net lives, and so have the blobs, diffs and
+states that somebody may look at afterwards; the others are lent to the program (see
 `cgdnn.plan.lower`). Partials, temporaries and what is lent share one arena: each is placed at the
 lowest offset that is free between its first and its last use in program order. Two that share
 bytes make their tasks wait for each other, so small ones keep theirs to the end. Scratch lies in a
@@ -74,7 +74,8 @@ def place(
     size_of : callable
         Buffer -> bytes of all of it.
     lent : container of Buffer
-        Blobs and diffs whose content is not needed after the last use, nor before the first one.
+        Blobs, diffs and states whose content is not needed after the last use, nor before the
+        first one.
     """
     first: dict[Buffer, int] = {}
     last: dict[Buffer, int] = {}
