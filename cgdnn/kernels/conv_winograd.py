@@ -208,7 +208,7 @@ def _block_at(index, plane, blocking, begin):  # type: ignore[no-untyped-def]
 
 
 @device
-def _sides(taps, transposed, pad_h, pad_w):  # type: ignore[no-untyped-def]
+def sides(taps, transposed, pad_h, pad_w):  # type: ignore[no-untyped-def]
     """Return the kind of the transforms, and for x and for y the shift and the size of patches."""
     kind = taps // 2 - 1 + transposed * len(TAPS)
     around, nothing = (-pad_h, -pad_w), (0, 0)
@@ -236,30 +236,43 @@ def _image_to_tiles(  # type: ignore[no-untyped-def]
     """Transform the tiles of a block; add each channel's plane to `sums` if `summed` is 1."""
     lanes = lanes_of(x)
     area = x.shape[2] * x.shape[3]
-    image, images, tile_row, down, tile_column, across = block
+    image, images, _, down, _, across = block
+    for first in range(0, channels, lanes):
+        for i in range(images):
+            plane_to_tiles(
+                x, ((image + i) * x.shape[1] + channel + first) * area, area,
+                min(lanes, channels - first), block, shift, patch, kind, plane,
+                v, v_start + first // lanes * v_block + i * down * across * lanes, v_frequency,
+                sums, first, summed,
+            )  # fmt: skip
+
+
+@device
+def plane_to_tiles(  # type: ignore[no-untyped-def]
+    x, start, step, valid, block, shift, patch, kind, plane, v, v_start, v_frequency,
+    sums, sums_start, summed,
+):  # fmt: skip
+    """Transform the tiles of a block of `valid` planes of x, which are `step` apart, one a lane."""
+    lanes = lanes_of(x)
+    _, _, tile_row, down, tile_column, across = block
     row, rows, top, bottom = _patches(tile_row, down, patch, shift[0], x.shape[2])
     column, columns, left, right = _patches(tile_column, across, patch, shift[1], x.shape[3])
     stride = columns * lanes
-    for first in range(0, channels, lanes):
-        for i in range(images):
-            start = ((image + i) * x.shape[1] + channel + first) * area
-            start += row * x.shape[3] + column + left
-            fill_zero(plane, 0, top * columns)
-            for r in range(top, bottom):
-                fill_zero(plane, r * stride, left)
-                to_lanes(
-                    x, start + r * x.shape[3], area, min(lanes, channels - first),
-                    plane, r * stride + left * lanes, right - left,
-                )  # fmt: skip
-                fill_zero(plane, r * stride + right * lanes, columns - right)
-            fill_zero(plane, bottom * stride, (rows - bottom) * columns)
-            add_vectors(plane, 0, rows * columns * summed, sums, first * summed)
-            for d in range(down):
-                tiles_from_plane(
-                    plane, d * OUTPUTS * stride, stride,
-                    v, v_start + first // lanes * v_block + (i * down + d) * across * lanes,
-                    v_frequency, across, kind,
-                )  # fmt: skip
+    start += row * x.shape[3] + column + left
+    fill_zero(plane, 0, top * columns)
+    for r in range(top, bottom):
+        fill_zero(plane, r * stride, left)
+        to_lanes(
+            x, start + r * x.shape[3], step, valid, plane, r * stride + left * lanes, right - left
+        )
+        fill_zero(plane, r * stride + right * lanes, columns - right)
+    fill_zero(plane, bottom * stride, (rows - bottom) * columns)
+    add_vectors(plane, 0, rows * columns * summed, sums, sums_start * summed)
+    for d in range(down):
+        tiles_from_plane(
+            plane, d * OUTPUTS * stride, stride,
+            v, v_start + d * across * lanes, v_frequency, across, kind,
+        )  # fmt: skip
 
 
 @device
@@ -270,28 +283,41 @@ def _tiles_to_image(  # type: ignore[no-untyped-def]
     """Set the part of y that the products of a block give."""
     lanes = lanes_of(y)
     area = y.shape[2] * y.shape[3]
-    image, images, tile_row, down, tile_column, across = block
+    image, images, _, down, _, across = block
+    for first in range(0, channels, lanes):
+        valid = min(lanes, channels - first)
+        for i in range(images):
+            tiles_to_planes(
+                m, m_start + first // lanes * m_block + i * down * across * lanes, m_frequency,
+                block, shift, patch, kind, plane, bias, channel + first, valid * has_bias,
+                y, ((image + i) * y.shape[1] + channel + first) * area, area, valid,
+            )  # fmt: skip
+
+
+@device
+def tiles_to_planes(  # type: ignore[no-untyped-def]
+    m, m_start, m_frequency, block, shift, patch, kind, plane, bias, bias_start, biases,
+    y, start, step, valid,
+):  # fmt: skip
+    """Set a block of `valid` planes of y, which are `step` apart, one from each lane."""
+    lanes = lanes_of(y)
+    _, _, tile_row, down, tile_column, across = block
     row, rows, top, bottom = _patches(tile_row, down, patch, shift[0], y.shape[2])
     column, columns, left, right = _patches(tile_column, across, patch, shift[1], y.shape[3])
     stride = columns * lanes
     overlap = 1 if patch > OUTPUTS else 0
-    for first in range(0, channels, lanes):
-        valid = min(lanes, channels - first)
-        for i in range(images):
-            fill_zero(plane, 0, rows * columns * overlap)
-            for d in range(down):
-                tiles_to_plane(
-                    m, m_start + first // lanes * m_block + (i * down + d) * across * lanes,
-                    m_frequency, across, plane, d * OUTPUTS * stride, stride,
-                    bias, channel + first, valid * has_bias, kind,
-                )  # fmt: skip
-            start = ((image + i) * y.shape[1] + channel + first) * area
-            start += row * y.shape[3] + column + left
-            for r in range(top, bottom):
-                from_lanes(
-                    plane, r * stride + left * lanes,
-                    y, start + r * y.shape[3], area, valid, right - left, 0,
-                )  # fmt: skip
+    fill_zero(plane, 0, rows * columns * overlap)
+    for d in range(down):
+        tiles_to_plane(
+            m, m_start + d * across * lanes, m_frequency, across,
+            plane, d * OUTPUTS * stride, stride, bias, bias_start, biases, kind,
+        )  # fmt: skip
+    start += row * y.shape[3] + column + left
+    for r in range(top, bottom):
+        from_lanes(
+            plane, r * stride + left * lanes,
+            y, start + r * y.shape[3], step, valid, right - left, 0,
+        )  # fmt: skip
 
 
 @device
@@ -416,7 +442,7 @@ def conv_winograd(  # type: ignore[no-untyped-def]
     v_block = _tile_rows(images * down * across) * lanes
     v_frequency = (channels + lanes - 1) // lanes * v_block + _PADDING * lanes
     m_frequency = (filters + lanes - 1) // lanes * v_block + _PADDING * lanes
-    kind, x_shift, x_patch, y_shift, y_patch = _sides(taps, transposed, pad_h, pad_w)
+    kind, x_shift, x_patch, y_shift, y_patch = sides(taps, transposed, pad_h, pad_w)
     covered = (x.shape[2], x.shape[3]) if transposed else (y.shape[2], y.shape[3])
     blocking = (images, down, across)
     count = _block_count(covered, blocking, begin, end)
@@ -506,7 +532,7 @@ def winograd_inputs(  # type: ignore[no-untyped-def]
     """
     lanes = lanes_of(x)
     channels = x.shape[1] // group
-    kind, shift, patch, _, _ = _sides(taps, transposed, pad_h, pad_w)
+    kind, shift, patch, _, _ = sides(taps, transposed, pad_h, pad_w)
     rows, columns = x.shape[2], x.shape[3]
     if not transposed:
         rows, columns = rows + 2 * pad_h - taps + 1, columns + 2 * pad_w - taps + 1
@@ -583,7 +609,7 @@ def winograd_outputs(  # type: ignore[no-untyped-def]
     """
     lanes = lanes_of(y)
     filters = y.shape[1] // group
-    kind, _, _, shift, patch = _sides(taps, transposed, pad_h, pad_w)
+    kind, _, _, shift, patch = sides(taps, transposed, pad_h, pad_w)
     rows, columns = y.shape[2], y.shape[3]
     if transposed:
         rows, columns = rows + 2 * pad_h - taps + 1, columns + 2 * pad_w - taps + 1

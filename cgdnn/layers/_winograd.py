@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import ceil, inf, prod
 
 from cgdnn.kernels import conv_winograd as kernels
+from cgdnn.kernels import conv_winograd_batch as batch
 from cgdnn.kernels import conv_winograd_few as few
 from cgdnn.kernels.reduce import reduce_rows
 from cgdnn.kernels.winograd_points import OUTPUTS
@@ -37,7 +38,10 @@ filter, and for a filter; and of an element of y."""
 _MOST_PARTIAL = 1 << 20
 """Weights beyond which each piece of the weight gradient computes some filters from all images."""
 _LEAST_PIECES = 4
-"""Pieces of the weight gradient below which it is cut over filters rather than images."""
+"""Pieces of the weight gradient below which it is cut over filters rather than images, and of the
+other passes below which images do not lie in the lanes."""
+_NEAR_BYTES = 800 << 10
+"""Part of the second cache that V may fill where images lie in the lanes, in bytes of float32."""
 _LEAST_TOGETHER, _MOST_TOGETHER = 32, 128
 """Filters that such a piece computes."""
 
@@ -77,6 +81,8 @@ class Winograd:
 
     def cost(self, which: str) -> float:
         """Return the estimated nanoseconds of a pass on one core."""
+        if which == "backward_weights":
+            return self._channels_cost(kernels.FORWARD) + self._filters_cost
         if which == "forward" and self._lanes_of_tiles:
             return self._few_cost
         return self._cost(self._backward_form() if which == "backward_data" else kernels.FORWARD)
@@ -128,11 +134,28 @@ class Winograd:
 
     def _cost(self, form: int) -> float:
         """Return the estimated nanoseconds of a pass on one core."""
+        return min(self._channels_cost(form), self._images_cost(form)) + self._filters_cost
+
+    def _channels_cost(self, form: int) -> float:
+        """Return the estimated nanoseconds with channels in the lanes."""
         blocking = self._blocking(form)
         inputs, outputs = map(kernels.padded, (blocking.channels, blocking.filters))
         each = 2 * _PRODUCT * blocking.channels * outputs + _INPUT * inputs + _OUTPUT * outputs
-        through = self.group * blocking.frequencies * self._tiles(form)
-        return through * each + self._filters_cost
+        return self.group * blocking.frequencies * self._tiles(form) * each
+
+    def _images_cost(self, form: int) -> float:
+        """Return the estimated nanoseconds with images in the lanes, infinite where that is not.
+
+        Products compute up to four filters at a time.
+        """
+        blocking, tiles = self._blocking(form), prod(self._grid(form))
+        depth, columns, images = blocking.channels, blocking.filters, self.x[0]
+        units, rest = divmod(images, batch.images_together())
+        near = 4 * blocking.frequencies * depth * tiles * batch.images_together() <= _NEAR_BYTES
+        if self.group > 1 or rest or units < _LEAST_PIECES or not near:
+            return inf
+        each = 2 * _PRODUCT * depth * 4 * ceil(columns / 4) + _INPUT * depth + _OUTPUT * columns
+        return blocking.frequencies * tiles * images * each
 
     @property
     def _filters_cost(self) -> float:
@@ -221,8 +244,11 @@ class Winograd:
         shapes = (self.x, self.y) if form == kernels.FORWARD else (self.y, self.x)
         depth, columns = blocking.channels, blocking.filters
         whole = (blocking.down, blocking.across) == self._grid(form)
-        few = self._tiles(form) * (depth + columns) <= depth * columns
-        make = self._over_filters if whole and few else self._over_samples
+        make = self._over_samples
+        if whole and self._tiles(form) * (depth + columns) <= depth * columns:
+            make = self._over_filters
+        elif self._images_cost(form) < self._channels_cost(form):
+            make = self._over_batches
         return make(operands, pairs, shapes, form, geometry, [bias, int(has_bias)])
 
     def _over_samples(
@@ -236,34 +262,17 @@ class Winograd:
     ) -> list[Step]:
         """Return the step that makes U, and a step over samples for each pair."""
         blocking = self._blocking(form)
-        depth, columns = blocking.channels, blocking.filters
-        shape = kernels.filters_shape(self.taps, self.group, depth, columns)
-        u = operands.temporary("u", shape)
+        u, transform = self._filters_step(operands, form)
         scratch = [
             operands.scratch("plane", (blocking.plane_scratch(),)),
-            operands.scratch("v", (blocking.tiles_scratch(depth),)),
-            operands.scratch("m", (blocking.tiles_scratch(columns),)),
+            operands.scratch("v", (blocking.tiles_scratch(blocking.channels),)),
+            operands.scratch("m", (blocking.tiles_scratch(blocking.filters),)),
         ]
         block: list[Argument] = [blocking.images, blocking.down, blocking.across]
-        filters = Step(
-            kernels.winograd_filters,
-            [
-                read_all(operands.param[0], self.w),
-                write(u),
-                self.group,
-                columns,
-                form,
-                operands.scratch("plane", (kernels.filters_scratch(self.taps),)),
-                BEGIN,
-                END,
-            ],
-            shape[0],
-            _FILTER * prod(shape[1:]),
-        )
         units = self.x[0] // blocking.images
-        cost = (self._cost(form) - self._filters_cost) / units
+        cost = self._channels_cost(form) / units
         return [
-            filters,
+            transform,
             *(
                 Step(
                     kernels.conv_winograd,
@@ -284,6 +293,69 @@ class Winograd:
                 for source, target in pairs
             ),
         ]
+
+    def _over_batches(
+        self,
+        operands: Operands,
+        pairs: list[tuple[Buffer, Buffer]],
+        shapes: tuple[Shape, Shape],
+        form: int,
+        geometry: list[Argument],
+        bias: list[Argument],
+    ) -> list[Step]:
+        """Return the step that makes U, and for each pair a step over as many images as lanes."""
+        together = batch.images_together()
+        u, transform = self._filters_step(operands, form)
+        plane = self.x if form == kernels.FLIPPED else self.y
+        depth, covered = self._blocking(form).channels, (plane[2], plane[3])
+        lengths = batch.scratch_of(self.taps, depth, covered)
+        scratch = [operands.scratch(f"batch{i}", (length,)) for i, length in enumerate(lengths)]
+        units = self.x[0] // together
+        return [
+            transform,
+            *(
+                Step(
+                    batch.conv_winograd_batch,
+                    [
+                        read(source, shapes[0]),
+                        read_all(u),
+                        *bias,
+                        write(target, shapes[1]),
+                        *geometry[1:],
+                        together,
+                        *scratch,
+                        BEGIN,
+                        END,
+                    ],
+                    units,
+                    self._images_cost(form) / units,
+                )
+                for source, target in pairs
+            ),
+        ]
+
+    def _filters_step(self, operands: Operands, form: int) -> tuple[Buffer, Step]:
+        """Return U, and the step that makes it."""
+        blocking = self._blocking(form)
+        depth, columns = blocking.channels, blocking.filters
+        shape = kernels.filters_shape(self.taps, self.group, depth, columns)
+        u = operands.temporary("u", shape)
+        step = Step(
+            kernels.winograd_filters,
+            [
+                read_all(operands.param[0], self.w),
+                write(u),
+                self.group,
+                columns,
+                form,
+                operands.scratch("plane", (kernels.filters_scratch(self.taps),)),
+                BEGIN,
+                END,
+            ],
+            shape[0],
+            _FILTER * prod(shape[1:]),
+        )
+        return u, step
 
     def _over_filters(
         self,
@@ -340,7 +412,7 @@ class Winograd:
         blocking = self._blocking(kernels.FORWARD)
         sizes = map(kernels.padded, (blocking.channels, blocking.filters))
         finish = _GRADIENT * self.group * blocking.frequencies * prod(sizes)
-        return self._cost(kernels.FORWARD) / 5 / finish
+        return self._channels_cost(kernels.FORWARD) / 5 / finish
 
     @property
     def _together(self) -> int:
@@ -413,5 +485,5 @@ class Winograd:
                 *numbers,
             ],
             extent,
-            self._cost(kernels.FORWARD) / extent,
+            self._channels_cost(kernels.FORWARD) / extent,
         )
