@@ -8,8 +8,17 @@ from __future__ import annotations
 
 import math
 
+from cgdnn import machine
 from cgdnn.kernels._jit import INT, REAL, array, device, kernel, scratch
-from cgdnn.kernels.pool import average_plane
+from cgdnn.kernels.pool import sum_vectors
+from cgdnn.kernels.relay import from_lanes, to_lanes
+from cgdnn.kernels.vector import emitted, lanes_of
+
+
+def within_scratch(height: int, width: int) -> int:
+    """Return the elements that planes of this size take in lanes."""
+    lanes = machine.vector_bytes() // 4
+    return (height * width + lanes) * lanes
 
 
 @device
@@ -81,8 +90,29 @@ def lrn_across_backward(x, y, s, dy, dx, ratio, size, alpha, beta, begin, end): 
                     dx[n, c, j] -= x[n, c, j] * ratio[other, j]
 
 
+@emitted
+def _square_vectors(e, x, count):  # type: ignore[no-untyped-def]
+    """Square `count` vectors in place."""
+    with e.sweep(count, (x, e.integer(e.lanes))) as (place,):
+        value = e.load(place)
+        e.store(e.builder.fmul(value, value), place)
+
+
+@device
+def _sum_around(work, height, width, size):  # type: ignore[no-untyped-def]
+    """Set work[1] to the sums of the vectors of work[0] over squares around each place."""
+    half = size // 2
+    for h in range(height):
+        top = max(h - half, 0)
+        rows = min(h + half + 1, height) - top
+        for w in range(width):
+            left = max(w - half, 0)
+            columns = min(w + half + 1, width) - left
+            sum_vectors(work[0], top * width + left, width, rows, columns, work[1], h * width + w)
+
+
 @kernel(array(4), array(4), array(4), scratch(2), INT, REAL, REAL, INT, INT)
-def lrn_within_forward(x, y, s, squares, size, alpha, beta, begin, end):  # type: ignore[no-untyped-def]
+def lrn_within_forward(x, y, s, work, size, alpha, beta, begin, end):  # type: ignore[no-untyped-def]
     """Normalize over a square in the plane: s = 1 + alpha (mean of x^2 over size x size).
 
     The mean is that of average pooling with stride 1 and pad size // 2 (zeros count), as Caffe's
@@ -92,25 +122,26 @@ def lrn_within_forward(x, y, s, squares, size, alpha, beta, begin, end):  # type
     ----------
     x : array (N, C, H, W)
     y, s : array (N, C, H, W), written
-    squares : array (H, W)
-        Working memory.
+    work : array (2, within_scratch(H, W))
+        Working memory: as many planes as a vector has lanes.
     """
-    height, width = x.shape[2], x.shape[3]
-    half = size // 2
-    one = x.dtype.type(1)
-    for n in range(begin, end):
-        for c in range(x.shape[1]):
-            for h in range(height):
-                for w in range(width):
-                    squares[h, w] = x[n, c, h, w] * x[n, c, h, w]
-            average_plane(squares, s[n, c], size, size, half, half, 1, 1)
-            for h in range(height):
-                for w in range(width):
-                    s[n, c, h, w] = one + alpha * s[n, c, h, w]
-                _multiply_power(x[n, c, h], s[n, c, h], beta, y[n, c, h])
+    channels, height, width = x.shape[1:]
+    plane, lanes = height * width, lanes_of(x)
+    weight = alpha / x.dtype.type(size * size)
+    for first in range(begin * channels, end * channels, lanes):
+        planes = min(end * channels - first, lanes)
+        start, stop = first * plane, (first + planes) * plane
+        to_lanes(x, start, plane, planes, work[0], 0, plane)
+        _square_vectors(work, plane)
+        _sum_around(work, height, width, size)
+        from_lanes(work[1], 0, s, start, plane, planes, plane, 0)
+        total = s.ravel()[start:stop]
+        for j in range(total.shape[0]):
+            total[j] = x.dtype.type(1) + weight * total[j]
+        _multiply_power(x.ravel()[start:stop], total, beta, y.ravel()[start:stop])
 
 
-@kernel(array(4), array(4), array(4), array(4), array(4), scratch(3), INT, REAL, REAL, INT, INT)
+@kernel(array(4), array(4), array(4), array(4), array(4), scratch(2), INT, REAL, REAL, INT, INT)
 def lrn_within_backward(x, y, s, dy, dx, work, size, alpha, beta, begin, end):  # type: ignore[no-untyped-def]
     """Compute dx = dy s^-beta - 2 alpha beta x (mean of dy y / s over size x size).
 
@@ -118,20 +149,25 @@ def lrn_within_backward(x, y, s, dy, dx, work, size, alpha, beta, begin, end):  
     ----------
     x, y, s, dy : array (N, C, H, W)
     dx : array (N, C, H, W), written
-    work : array (2, H, W)
+    work : array (2, within_scratch(H, W))
         Working memory.
     """
-    height, width = x.shape[2], x.shape[3]
-    half = size // 2
-    factor = x.dtype.type(2) * alpha * beta
-    for n in range(begin, end):
-        for c in range(x.shape[1]):
-            for h in range(height):
-                for w in range(width):
-                    work[0, h, w] = factor * dy[n, c, h, w] * y[n, c, h, w] / s[n, c, h, w]
-            # These windows all have one size and are symmetric: the mean is its own adjoint.
-            average_plane(work[0], work[1], size, size, half, half, 1, 1)
-            for h in range(height):
-                _multiply_power(dy[n, c, h], s[n, c, h], beta, dx[n, c, h])
-                for w in range(width):
-                    dx[n, c, h, w] -= x[n, c, h, w] * work[1, h, w]
+    channels, height, width = x.shape[1:]
+    plane, lanes = height * width, lanes_of(x)
+    factor = x.dtype.type(2) * alpha * beta / x.dtype.type(size * size)
+    for first in range(begin * channels, end * channels, lanes):
+        planes = min(end * channels - first, lanes)
+        start, stop = first * plane, (first + planes) * plane
+        known, total = x.ravel()[start:stop], s.ravel()[start:stop]
+        gradient, result = dy.ravel()[start:stop], dx.ravel()[start:stop]
+        out = y.ravel()[start:stop]
+        # dx holds the ratios, then their sums.
+        for j in range(result.shape[0]):
+            result[j] = factor * gradient[j] * out[j] / total[j]
+        to_lanes(dx, start, plane, planes, work[0], 0, plane)
+        _sum_around(work, height, width, size)  # symmetrical: its own adjoint
+        from_lanes(work[1], 0, dx, start, plane, planes, plane, 0)
+        scaled = work[0][: stop - start]
+        _multiply_power(gradient, total, beta, scaled)
+        for j in range(result.shape[0]):
+            result[j] = scaled[j] - known[j] * result[j]

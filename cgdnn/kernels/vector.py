@@ -68,6 +68,10 @@ class Emitter:
         """Return the smaller of two int64 values."""
         return self.builder.select(self.builder.icmp_signed("<", a, b), a, b)
 
+    def larger(self, a: Any, b: Any) -> Any:
+        """Return the larger of two int64 values."""
+        return self.builder.select(self.builder.icmp_signed(">", a, b), a, b)
+
     def at(self, pointer: Any, *offsets: Any) -> Any:
         """Return `pointer` moved by the sum of the offsets, in elements."""
         for offset in offsets:

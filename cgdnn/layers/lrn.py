@@ -14,6 +14,7 @@ from cgdnn.layers._base import (
     Operands,
     Shape,
     Step,
+    Use,
     read,
     write,
 )
@@ -68,24 +69,23 @@ class LRN(Layer):
             write(self._scale(operands), view),
         ]
         if self._within:
-            arguments.append(operands.scratch("squares", view[2:]))
+            arguments.append(self._work(operands))
         arguments += [param.local_size, param.alpha, param.beta]
         if not self._within:
             arguments.append(param.k)
         kernel = kernels.lrn_within_forward if self._within else kernels.lrn_across_forward
-        return [Step(kernel, [*arguments, BEGIN, END], view[0], 2.0 * prod(view[1:]))]
+        return [Step(kernel, [*arguments, BEGIN, END], view[0], 0.6 * prod(view[1:]))]
 
     def backward_data(self, operands: Operands) -> list[Step]:
         """Return the step that computes the bottom's diff."""
         param, view = self.node.param.lrn_param, self._view
-        work = (2, *view[2:]) if self._within else view[1:]
         arguments: list[Argument] = [
             read(operands.bottom[0], view),
             read(operands.top[0], view),
             read(self._scale(operands), view),
             read(operands.top_diff[0], view),
             write(operands.bottom_diff[0], view),
-            operands.scratch("work", work),
+            self._work(operands),
             param.local_size,
             param.alpha,
             param.beta,
@@ -93,7 +93,13 @@ class LRN(Layer):
             END,
         ]
         kernel = kernels.lrn_within_backward if self._within else kernels.lrn_across_backward
-        return [Step(kernel, arguments, view[0], 4.0 * prod(view[1:]))]
+        return [Step(kernel, arguments, view[0], 0.8 * prod(view[1:]))]
+
+    def _work(self, operands: Operands) -> Use:
+        """Return the working memory of a kernel."""
+        view = self._view
+        shape = (2, kernels.within_scratch(*view[2:])) if self._within else view[1:]
+        return operands.scratch("work", shape)
 
     def _scale(self, operands: Operands) -> Buffer:
         return operands.state("scale", self.bottom_shapes[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from cgdnn.errors import DescriptionError
 from cgdnn.kernels import pool as kernels
@@ -11,6 +12,7 @@ from cgdnn.layers._axis import by_sample
 from cgdnn.layers._base import (
     BEGIN,
     END,
+    Argument,
     Buffer,
     Count,
     Layer,
@@ -166,12 +168,17 @@ class Pooling(Layer):
     def forward(self, operands: Operands) -> list[Step]:
         """Return the step that pools (and the one that writes the mask top)."""
         blobs = [read(operands.bottom[0]), write(operands.top[0])]
-        _, channels, rows, _ = self.top_shapes[0]
-        cost = 0.25 * self._elements() + 10 * channels * rows
         if not self._max:
-            return [self._step(kernels.pool_average_forward, blobs, cost)]
+            return [self._average(kernels.pool_average_forward, operands, blobs)]
         places = self._places(operands)
-        steps = [self._step(kernels.pool_max_forward, [*blobs, write(places)], cost)]
+        kernel = kernels.max_forward(self._kernel, self._stride)
+        arguments: list[Argument] = [*blobs, write(places), *self._window(), BEGIN, END]
+        num, channels, rows, columns = self.top_shapes[0]
+        if kernel is kernels.pool_max_forward:
+            cost = channels * rows * columns * (3.0 + prod(self._kernel))
+        else:  # vectors, of 16 values where they are widest, begin anew in each row
+            cost = channels * rows * -(-columns // 16) * 2.6 * self._kernel[0]
+        steps = [Step(kernel, arguments, num, cost)]
         if len(operands.top) > 1:
             view = by_sample(self.top_shapes[0])
             source, mask = read(places, view), write(operands.top[1], view)
@@ -185,26 +192,40 @@ class Pooling(Layer):
         top_diff, bottom_diff = operands.top_diff[0], operands.bottom_diff[0]
         if not self._max:
             blobs = [read(top_diff), write(bottom_diff)]
-            return [self._step(kernels.pool_average_backward, blobs, 0.6 * self._elements())]
+            return [self._average(kernels.pool_average_backward, operands, blobs)]
         pooled, plane = _planes(self.top_shapes[0]), _planes(self.bottom_shapes[0])
         dy, dx = read(top_diff, pooled), write(bottom_diff, plane)
         places = read(self._places(operands), pooled)
-        cost = 0.15 * plane[1] * plane[2] + 0.3 * pooled[1] * pooled[2]
+        cost = 0.05 * plane[1] * plane[2] + 0.4 * pooled[1] * pooled[2]
         return [Step(kernels.pool_max_backward, [dy, places, dx, BEGIN, END], plane[0], cost)]
 
-    def _step(self, kernel: Kernel, blobs: Sequence[Use], cost: float) -> Step:
-        """Return a step over samples of a kernel that takes the windows' sizes."""
-        windows = [*self._kernel, *self._pad, *self._stride]
-        return Step(kernel, [*blobs, *windows, BEGIN, END], self.bottom_shapes[0][0], cost)
+    def _average(self, kernel: Kernel, operands: Operands, blobs: Sequence[Use]) -> Step:
+        """Return the step over samples of one of the averaging kernels."""
+        num, channels, height, width = self.bottom_shapes[0]
+        pooled_h, pooled_w = self.top_shapes[0][2:]
+        kernel_h, stride_h = self._kernel[0], self._stride[0]
+        band = kernels.band_scratch(width, kernel_h)
+        pooled = kernels.pooled_scratch(width, (pooled_h, pooled_w), kernel_h, stride_h)
+        arguments: list[Argument] = [
+            *blobs,
+            *self._window(),
+            kernels.band_rows(width),
+            operands.scratch("band", (band,)),
+            operands.scratch("pooled", (pooled,)),
+            BEGIN,
+            END,
+        ]
+        added = pooled_h * pooled_w * prod(self._kernel)
+        cost = 0.06 * channels * (height * width + 2 * pooled_h * pooled_w + added)
+        return Step(kernel, arguments, num, cost)
+
+    def _window(self) -> list[int]:
+        """Return what kernels want to know of the windows."""
+        return [*self._kernel, *self._pad, *self._stride]
 
     def _places(self, operands: Operands) -> Buffer:
         """Return the place of each maximum, kept for the backward pass."""
         return operands.state("places", self.top_shapes[0], "int32")
-
-    def _elements(self) -> int:
-        """Return how many values the windows of one sample hold."""
-        _, channels, height, width = self.top_shapes[0]
-        return channels * height * width * self._kernel[0] * self._kernel[1]
 
 
 def _planes(shape: Shape) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ from tests.kernels.agree import TOLERANCE
 from tests.reference import lrn
 
 RNG = np.random.default_rng(6)
-ACROSS, WITHIN = (3, 6, 11), (3, 2, 5, 7)
+ACROSS, WITHIN = (3, 6, 11), (3, 13, 5, 7)  # planes to fill a vector, and more
 
 
 def test_across_of_known_values():
@@ -20,7 +20,8 @@ def test_across_of_known_values():
 def test_within_of_known_values():
     x = np.array([[1.0, 2.0], [3.0, 0.0]]).reshape(1, 1, 2, 2)
     y, s = np.empty_like(x), np.empty_like(x)
-    kernels.lrn_within_forward(x, y, s, np.empty((2, 2)), 3, 9.0, 0.5, 0, 1)
+    work = np.empty((2, kernels.within_scratch(2, 2)))
+    kernels.lrn_within_forward(x, y, s, work, 3, 9.0, 0.5, 0, 1)
     np.testing.assert_allclose(s, np.full((1, 1, 2, 2), 15.0))  # every window holds all four
     np.testing.assert_allclose(y, x / 15**0.5)
 
@@ -42,8 +43,9 @@ def test_agrees_with_reference(region, size, beta, dtype):
     shape, constant = (ACROSS, [1.5]) if region == "across" else (WITHIN, [])
     x, dy = (RNG.normal(size=shape).astype(dtype) for _ in range(2))
     y, s, dx, y_expected, s_expected, dx_expected = (np.zeros(shape, dtype) for _ in range(6))
-    squares = [] if region == "across" else [np.empty(shape[2:], dtype)]
-    work = np.empty(shape[1:] if region == "across" else (2, *shape[2:]), dtype)
+    within = region == "within"
+    work = np.empty((2, kernels.within_scratch(*shape[2:])) if within else shape[1:], dtype)
+    squares = [work] if within else []
     numbers = [size, 0.7, beta]
     forward, backward = (f"lrn_{region}_{p}" for p in ("forward", "backward"))
 

@@ -50,16 +50,16 @@ def pool_max_mask(argmax, mask, begin, end):
             mask[n, j] = float(argmax[n, j])
 
 
-def pool_average_forward(x, y, *window_begin_end):
-    *window, begin, end = window_begin_end
+def pool_average_forward(x, y, *window_scratch_begin_end):
+    *window, _, _, _, begin, end = window_scratch_begin_end
     for n, c in _planes(x, begin, end):
         for ph, pw, places, size in _windows(x.shape[2:], y.shape[2:], *window):
             total = sum(float(x[n, c][place]) for place in places)
             y[n, c, ph, pw] = total / size if places else 0
 
 
-def pool_average_backward(dy, dx, *window_begin_end):
-    *window, begin, end = window_begin_end
+def pool_average_backward(dy, dx, *window_scratch_begin_end):
+    *window, _, _, _, begin, end = window_scratch_begin_end
     for n, c in _planes(dx, begin, end):
         dx[n, c] = 0
         for ph, pw, places, size in _windows(dx.shape[2:], dy.shape[2:], *window):
