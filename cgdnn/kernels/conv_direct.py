@@ -38,7 +38,6 @@ from cgdnn.kernels._jit import INT, REAL, array, device, kernel, scratch
 from cgdnn.kernels.relay import from_lanes, to_lanes, to_pixels
 from cgdnn.kernels.vector import (
     Emitter,
-    add_sum,
     constant,
     emitted,
     lanes_of,
@@ -583,7 +582,15 @@ def _weights_tile(  # type: ignore[no-untyped-def]
                 # An address has room for a register and once or twice another: three scalars each.
                 firsts = e.stepping(x_r, build.mul(x_scalar, e.integer(3)), -(-count // 3))
                 moving = [(first, x_pixel) for first in firsts]
+                ahead = e.at(x_r, build.mul(x_scalar, e.integer(count)))
+                slot = e.variable(e.integer(0))
                 with e.sweep(columns, (dy_r, e.integer(e.lanes)), *moving) as (dy_j, *x_j):
+                    # What the next scalars are read from: 16 pixels of 16 channels, in turn.
+                    j = build.load(slot)
+                    build.store(build.add(j, e.integer(1)), slot)
+                    channel = build.and_(j, e.integer(15))
+                    pixel = build.sub(j, channel)
+                    e.prefetch(e.at(ahead, build.mul(channel, x_scalar), pixel))
                     right = [e.load(e.at(dy_j, offset)) for offset in offsets]
                     near = [e.integer(0), x_scalar, build.mul(x_scalar, e.integer(2))]
                     left = [e.at(x_j[p // 3], near[p % 3]) for p in range(count)]
@@ -591,6 +598,24 @@ def _weights_tile(  # type: ignore[no-untyped-def]
             for line, pointers in zip(sums, places, strict=True):
                 for slot, place in zip(line, pointers, strict=True):
                     e.store(build.load(slot), place)
+
+
+@emitted
+def _add_vectors(e, y, y_start, x, x_start, count):  # type: ignore[no-untyped-def]
+    """Add `count` vectors of x to one of y."""
+    build, x, y = e.builder, e.at(x, x_start), e.at(y, y_start)
+    # Even and odd ones apart: a sum waits for the one before.
+    sums = [e.variable(e.load(y)), e.variable(e.zero())]
+    pairs = build.sdiv(count, e.integer(2))
+    with e.sweep(pairs, (x, e.integer(2 * e.lanes))) as (place,):
+        for i, total in enumerate(sums):
+            value = e.load(e.at(place, e.integer(i * e.lanes)))
+            build.store(build.fadd(build.load(total), value), total)
+    done = build.mul(pairs, e.integer(2))
+    with build.if_then(build.icmp_signed("<", done, count)):
+        value = e.load(e.at(x, build.mul(done, e.integer(e.lanes))))
+        build.store(build.fadd(build.load(sums[0]), value), sums[0])
+    e.store(build.fadd(*map(build.load, sums)), y)
 
 
 @device
@@ -714,15 +739,14 @@ def conv_direct_backward_weights(  # type: ignore[no-untyped-def]
                     for image in range(images):
                         source = ((n + image) * dy.shape[1] + g * filters + k * lanes) * oh * ow
                         source += r_begin * ow
-                        if has_bias:
-                            for o in range(count):
-                                add_sum(
-                                    db, piece * db.shape[1] + g * units * unit + k * lanes + o,
-                                    dy, source + o * oh * ow, r_count * ow,
-                                )  # fmt: skip
                         to_lanes(
                             dy, source, oh * ow, count, v,
                             (k - b_begin) * v_pitch + image * r_count * ow * lanes, r_count * ow,
+                        )  # fmt: skip
+                    if has_bias:
+                        _add_vectors(
+                            db, piece * db.shape[1] + g * units * unit + k * lanes,
+                            v, (k - b_begin) * v_pitch, pixels,
                         )  # fmt: skip
                 most = _most_scalars(x, min(2, b_end - b_begin))
                 parts = (run + most - 1) // most
@@ -747,9 +771,11 @@ def conv_direct_backward_weights(  # type: ignore[no-untyped-def]
                                 )  # fmt: skip
 
 
-@kernel(array(2), array(3), INT, REAL, scratch(1), INT, INT)
-def conv_direct_unpack(partial, dw, group, keep, t, begin, end):  # type: ignore[no-untyped-def]
-    """Set or add to the gradients of the filters [begin, end) the sum of partial ones.
+@kernel(array(2), array(3), INT, REAL, scratch(1), INT, INT, INT)
+def conv_direct_unpack(partial, dw, group, keep, t, together, begin, end):  # type: ignore[no-untyped-def]
+    """Set or add to the gradients of some filters the sum of partial ones.
+
+    The filters are [begin * together, end * together).
 
     Parameters
     ----------
@@ -761,17 +787,18 @@ def conv_direct_unpack(partial, dw, group, keep, t, begin, end):  # type: ignore
         Where 0, what dw holds is overwritten, else added to.
     t : array
         Room for one unit.
+    together : int
     """
     lanes = lanes_of(dw)
     filters, channels, taps = dw.shape[0] // group, dw.shape[1], dw.shape[2]
     depth = channels * taps
     group_size = partial.shape[1] // group
-    o = begin
-    while o < end:
+    o, stop = begin * together, end * together
+    while o < stop:
         g = o // filters
         first = (o - g * filters) // lanes * lanes  # of the block that o lies in
         lane = o - g * filters - first
-        count = min(lanes - lane, filters - first - lane, end - o)
+        count = min(lanes - lane, filters - first - lane, stop - o)
         source = g * group_size + first * depth
         for i in range(depth * lanes):
             t[i] = partial[0, source + i]

@@ -100,8 +100,7 @@ class Window:
         axes = (self.rows, self.columns)
         if self.pointwise or any(side.kernel > 1 or side.pad for side in axes):
             return self
-        sides = [Side(side.output, 1, 1, 0, 1) for side in axes]
-        return Window(self.group, self.channels, self.filters, *sides)
+        return self._of_rows(*(side.output for side in axes))
 
     @property
     def flat(self) -> Window:
@@ -110,8 +109,23 @@ class Window:
         pixels = rows.size * columns.size
         if not self.pointwise or columns.size >= _FLAT_COLUMNS or pixels > _FLAT_PIXELS:
             return self
-        one, all_of = Side(1, 1, 1, 0, 1), Side(pixels, 1, 1, 0, 1)
-        return Window(self.group, self.channels, self.filters, one, all_of)
+        return self._of_rows(1, pixels)
+
+    @property
+    def long_rows(self) -> Window:
+        """The same convolution with images as rows of up to as many pixels as are summed at a time.
+
+        Where each output pixel reads its own input pixel only.
+        """
+        if not self.pointwise:
+            return self
+        pixels = self.rows.size * self.columns.size
+        rows = next(r for r in range(-(-pixels // _GRADIENT_PIXELS), pixels + 1) if pixels % r == 0)
+        return self._of_rows(rows, pixels // rows)
+
+    def _of_rows(self, rows: int, columns: int) -> Window:
+        sides = Side(rows, 1, 1, 0, 1), Side(columns, 1, 1, 0, 1)
+        return Window(self.group, self.channels, self.filters, *sides)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 
@@ -112,7 +112,7 @@ class Direct:
 
     @cached_property
     def _weights(self) -> stencil.WeightStencil:
-        return stencil.backward_weights(self._sampled.flat, self._together or None)
+        return stencil.backward_weights(self._sampled.long_rows, self._together or None)
 
     @property
     def _units(self) -> int:
@@ -185,7 +185,7 @@ class Direct:
             operands.partial("dw", (plan.units * plan.depth * unit,)),
             operands.partial("db", (plan.units * unit,)),
         ]
-        inputs, outputs = self._views(self._sampled.flat)
+        inputs, outputs = self._views(self._sampled.long_rows)
         arrays = [read(x, inputs), read(dy, outputs), *map(row, sums)]
         numbers: list[Argument] = [PIECE, plan.units, 0, 1, BEGIN, END]
         return [self._weights_step(operands, arrays, numbers, self.samples)]
@@ -197,7 +197,7 @@ class Direct:
             operands.temporary("dw", (plan.units, plan.depth * unit)),
             operands.temporary("db", (plan.units, unit)),
         ]
-        inputs, outputs = self._views(self._sampled.flat)
+        inputs, outputs = self._views(self._sampled.long_rows)
         arrays = [read_all(x, inputs), read_all(dy, outputs)]
         arrays += [write(buffer, (1, buffer.size)) for buffer in sums]
         numbers: list[Argument] = [0, self._together, BEGIN, END, 0, self.samples]
@@ -234,9 +234,11 @@ class Direct:
             if operands.learn[index]:
                 arguments: list[Argument] = [partial[index], update(diff, shapes[index])]
                 arguments += [self.window.group, operands.accumulate(index)]
+                together = 1
                 if index == 0:
-                    arguments.append(operands.scratch("t", (plan.depth * unit,)))
+                    together = gcd(self.window.filters, unit)
+                    arguments += [operands.scratch("t", (plan.depth * unit,)), together]
                 run = (kernels.conv_direct_unpack, kernels.conv_direct_bias)[index]
-                cost = _UNPACK * (plan.depth if index == 0 else 1)
-                steps.append(Step(run, [*arguments, BEGIN, END], self._filters, cost))
+                cost = _UNPACK * together * (plan.depth if index == 0 else 1)
+                steps.append(Step(run, [*arguments, BEGIN, END], self._filters // together, cost))
         return steps
