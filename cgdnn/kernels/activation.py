@@ -59,13 +59,21 @@ def sigmoid_forward(x, y, begin, end):  # type: ignore[no-untyped-def]
     _sigmoid_forward(x, y, begin * columns, (end - begin) * columns)
 
 
+@emitted
+def _sigmoid_backward(e, y, dy, dx, start, length):  # type: ignore[no-untyped-def]
+    build, one = e.builder, e.filled(1.0)
+    pointers = [e.at(pointer, start) for pointer in (y, dy, dx)]
+    for (known, gradient, target), mask in e.along(length, *pointers):
+        value = e.load(known, mask)
+        product = build.fmul(e.load(gradient, mask), value)
+        e.store(build.fmul(product, build.fsub(one, value)), target, mask)
+
+
 @kernel(array(2), array(2), array(2), INT, INT)
 def sigmoid_backward(y, dy, dx, begin, end):  # type: ignore[no-untyped-def]
     """Compute dx = dy y (1 - y) from the output y."""
-    one = y.dtype.type(1)
-    for n in range(begin, end):
-        for j in range(y.shape[1]):
-            dx[n, j] = dy[n, j] * y[n, j] * (one - y[n, j])
+    columns = y.shape[1]
+    _sigmoid_backward(y, dy, dx, begin * columns, (end - begin) * columns)
 
 
 @emitted
@@ -81,10 +89,18 @@ def tanh_forward(x, y, begin, end):  # type: ignore[no-untyped-def]
     _tanh_forward(x, y, begin * columns, (end - begin) * columns)
 
 
+@emitted
+def _tanh_backward(e, y, dy, dx, start, length):  # type: ignore[no-untyped-def]
+    build, one = e.builder, e.filled(1.0)
+    pointers = [e.at(pointer, start) for pointer in (y, dy, dx)]
+    for (known, gradient, target), mask in e.along(length, *pointers):
+        value = e.load(known, mask)
+        rest = build.fsub(one, build.fmul(value, value))
+        e.store(build.fmul(e.load(gradient, mask), rest), target, mask)
+
+
 @kernel(array(2), array(2), array(2), INT, INT)
 def tanh_backward(y, dy, dx, begin, end):  # type: ignore[no-untyped-def]
     """Compute dx = dy (1 - y^2) from the output y."""
-    one = y.dtype.type(1)
-    for n in range(begin, end):
-        for j in range(y.shape[1]):
-            dx[n, j] = dy[n, j] * (one - y[n, j] * y[n, j])
+    columns = y.shape[1]
+    _tanh_backward(y, dy, dx, begin * columns, (end - begin) * columns)

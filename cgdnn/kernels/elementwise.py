@@ -2,12 +2,16 @@
 
 In every kernel the output may be one of the inputs, since element (n, j) of the output depends on
 the elements (n, j) of the inputs alone. Only rows [begin, end) are touched.
+
+What layers run in place on large blobs is written in vectors: LLVM's own loops are scalar where
+arrays overlap.
 """
 
 from __future__ import annotations
 
 from cgdnn.kernels._jit import INT, REAL, array, kernel
 from cgdnn.kernels.random import random_u32
+from cgdnn.kernels.vector import emitted
 
 
 @kernel(array(2), REAL, INT, INT)
@@ -36,20 +40,35 @@ def scale(x, alpha, y, begin, end):  # type: ignore[no-untyped-def]
             y[n, j] = alpha * x[n, j]
 
 
+@emitted
+def _add_scaled(e, a, alpha, b, beta, y, start, length):  # type: ignore[no-untyped-def]
+    build, alpha, beta = e.builder, e.splat(alpha), e.splat(beta)
+    pointers = [e.at(pointer, start) for pointer in (a, b, y)]
+    for (left, right, target), mask in e.along(length, *pointers):
+        first = build.fmul(alpha, e.load(left, mask))
+        second = build.fmul(beta, e.load(right, mask))
+        e.store(build.fadd(first, second), target, mask)
+
+
 @kernel(array(2), REAL, array(2), REAL, array(2), INT, INT)
 def add_scaled(a, alpha, b, beta, y, begin, end):  # type: ignore[no-untyped-def]
     """Compute y = alpha a + beta b."""
-    for n in range(begin, end):
-        for j in range(a.shape[1]):
-            y[n, j] = alpha * a[n, j] + beta * b[n, j]
+    columns = a.shape[1]
+    _add_scaled(a, alpha, b, beta, y, begin * columns, (end - begin) * columns)
+
+
+@emitted
+def _multiply(e, a, b, y, start, length):  # type: ignore[no-untyped-def]
+    pointers = [e.at(pointer, start) for pointer in (a, b, y)]
+    for (left, right, target), mask in e.along(length, *pointers):
+        e.store(e.builder.fmul(e.load(left, mask), e.load(right, mask)), target, mask)
 
 
 @kernel(array(2), array(2), array(2), INT, INT)
 def multiply(a, b, y, begin, end):  # type: ignore[no-untyped-def]
     """Compute y = a b."""
-    for n in range(begin, end):
-        for j in range(a.shape[1]):
-            y[n, j] = a[n, j] * b[n, j]
+    columns = a.shape[1]
+    _multiply(a, b, y, begin * columns, (end - begin) * columns)
 
 
 @kernel(array(2), array(2), array(2), array(2), INT, INT)

@@ -96,7 +96,7 @@ class Eltwise(Layer):
         ]
 
     def _step(self, kernel: Kernel, *arguments: Argument) -> Step:
-        return Step(kernel, [*arguments, BEGIN, END], self._view[0], 0.4 * self._view[1])
+        return Step(kernel, [*arguments, BEGIN, END], self._view[0], 0.2 * self._view[1])
 
     def _sum(self, operands: Operands) -> list[Step]:
         top, steps = operands.top[0], []

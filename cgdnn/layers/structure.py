@@ -89,7 +89,7 @@ class Split(Layer):
         for i, diff in enumerate(wanted[1:]):
             a, b = read(wanted[0] if i == 0 else total, view), read(diff, view)
             y = write(total, view)
-            steps.append(Step(add_scaled, [a, 1.0, b, 1.0, y, BEGIN, END], view[0], 0.4 * view[1]))
+            steps.append(Step(add_scaled, [a, 1.0, b, 1.0, y, BEGIN, END], view[0], 0.2 * view[1]))
         return steps
 
 

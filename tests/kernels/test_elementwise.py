@@ -63,6 +63,21 @@ def test_dropout_shows_a_nan_that_it_drops():
     assert np.isnan(y).all()
 
 
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize(
+    ("kernel", "arguments"),
+    [(kernels.add_scaled, [A, 2.0, B, -0.5]), (kernels.multiply, [A, B])],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_in_place_gives_the_same_bits(kernel, arguments, place):
+    inputs = [value.copy() if isinstance(value, np.ndarray) else value for value in arguments]
+    apart = np.zeros(SHAPE)
+    kernel(*inputs, apart, 1, 3)
+    arrays = [value for value in inputs if isinstance(value, np.ndarray)]
+    kernel(*inputs, arrays[place], 1, 3)
+    np.testing.assert_array_equal(arrays[place][1:3], apart[1:3])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     ("kernel", "arguments"),
