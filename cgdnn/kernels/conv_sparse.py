@@ -12,6 +12,10 @@ meets whole vectors, and a place of the kernel is a shift of a base pointer: not
   w. The sums of a window's columns stay in registers while the window moves along a row: they are
   shifted by one vector where the window moves by one pixel, and what falls out is added to dx.
 
+Where maximum pooling alone reads the output, dy is what pooling passes on: each pooled gradient,
+at the place of its maximum. backward_weights then lists the pooled gradients ("routed") and needs
+no dy; a place that is the maximum of several windows is listed several times.
+
 Each list is made by one pass over dy: compare with zero, compress, count. Values and places lie in
 two arrays, one list behind the other, with a table of starts, in scratch that fits the caches.
 CT-CSR of spg-CNN keeps one form for both passes, from which the data gradient can only scatter:
@@ -170,17 +174,19 @@ class Window:
         bands = -(-self.output[0] // max(1, most))
         return -(-self.output[0] // bands)
 
-    def weights_scratch(self, filters: int) -> list[tuple[int, str]]:
+    def weights_scratch(self, filters: int, listed: int = 0) -> list[tuple[int, str]]:
         """Return length and type of the scratch arrays of backward_weights, in order.
 
         Parameters
         ----------
         filters : int
             The most filters of a piece.
+        listed : int
+            Pooled gradients of an image and filter, where they are routed.
         """
         band, images = self.weights_band()
         pitch = self.channels if self.packs else self._blocks * _lanes()
-        pixels = images * band * self.output[1]
+        pixels = images * max(band * self.output[1], listed)
         return [
             (images * self._band_rows(band) * self._line * pitch + _lanes() ** 2, "real"),
             (filters * pixels + _lanes(), "real"),
@@ -274,9 +280,7 @@ def _list_planes(  # type: ignore[no-untyped-def]
     cursor = e.variable(e.integer(0))
 
     def append(source, table, at, mask):  # type: ignore[no-untyped-def]
-        kind = ir.VectorType(_I32, e.lanes)
-        place = build.load(build.bitcast(e.at(table, at), kind.as_pointer()))
-        place.align = 4
+        place = e.load_integers(e.at(table, at))
         _append(e, (values, places), cursor, e.load(e.at(source, at), mask), place)
 
     with e.loop(planes) as p:
@@ -285,9 +289,61 @@ def _list_planes(  # type: ignore[no-untyped-def]
             source = e.at(dy, build.mul(p.index, plane), build.mul(i.index, image))
             table = e.at(positions, build.mul(i.index, position_row))
             with e.loop(whole) as v:
-                append(source, table, build.mul(v.index, e.integer(e.lanes)), None)
+                at = build.mul(v.index, e.integer(e.lanes))
+                e.prefetch(e.at(source, at, plane))  # the next plane of this image
+                append(source, table, at, None)
             with build.if_then(build.icmp_signed(">", tail, e.integer(0))):
                 append(source, table, done, mask)
+    build.store(build.load(cursor), e.at(starts, planes))
+
+
+@emitted
+def _list_routed(  # type: ignore[no-untyped-def]
+    e, values, places, starts, dy, dy_start, route, plane, planes, image, images, image_place,
+    width, down, across,
+):  # fmt: skip
+    """List the non-zeros of some planes of `plane` routed gradients, in several images.
+
+    The list of plane p is [starts[p], starts[p + 1]). A gradient that goes to row r and column c of
+    image i, routed to ``r * width + c``, has the place ``i * image_place + r * down + c * across``.
+    """
+    build = e.builder
+    dy, route = e.at(dy, dy_start), e.at(route, dy_start)
+    whole = build.sdiv(plane, e.integer(e.lanes))
+    done = build.mul(whole, e.integer(e.lanes))
+    tail = build.sub(plane, done)
+    mask = e.first_lanes(tail)
+    cursor = e.variable(e.integer(0))
+    one = e.filled(1.0)
+    part = build.fdiv(one, e.splat(build.sitofp(width, e.vector.element)))
+
+    def number(value):  # type: ignore[no-untyped-def]
+        return e.splat(build.trunc(value, _I32))
+
+    step, rest = number(across), number(build.sub(down, build.mul(width, across)))
+
+    def append(source, targets, first, mask):  # type: ignore[no-untyped-def]
+        target = e.load_integers(targets, mask)
+        # The row, exact: a half keeps the quotient away from whole numbers.
+        middle = build.fadd(build.sitofp(target, e.vector), e.filled(0.5))
+        row = build.fptosi(build.fmul(middle, part), target.type)
+        place = build.add(build.mul(target, step), build.mul(row, rest))
+        place = build.add(place, number(first))
+        _append(e, (values, places), cursor, e.load(source, mask), place)
+
+    with e.loop(planes) as p:
+        build.store(build.load(cursor), e.at(starts, p.index))
+        with e.loop(images) as i:
+            offset = build.add(build.mul(p.index, plane), build.mul(i.index, image))
+            first = build.mul(i.index, image_place)
+            source, targets = e.at(dy, offset), e.at(route, offset)
+            lanes = e.integer(e.lanes)
+            with e.sweep(whole, (source, lanes), (targets, lanes)) as (some, places_of_some):
+                for here in (some, places_of_some):  # the next plane of this image
+                    e.prefetch(e.at(here, plane))
+                append(some, places_of_some, first, None)
+            with build.if_then(build.icmp_signed(">", tail, e.integer(0))):
+                append(e.at(source, done), e.at(targets, done), first, mask)
     build.store(build.load(cursor), e.at(starts, planes))
 
 
@@ -460,7 +516,7 @@ _GEOMETRY = (INT, INT, INT, INT, INT, INT)  # rows of the window, strides, paddi
 
 
 @cache
-def conv_backward_weights_sparse(columns: int, packs: bool) -> Kernel:
+def conv_backward_weights_sparse(columns: int, packs: bool, routed: bool = False) -> Kernel:
     """Return the kernel that sums the weight gradients of some filters from some images.
 
     Filters are [o_begin, o_end) in units of `unit`, images [begin, end) in units of `images`.
@@ -469,6 +525,9 @@ def conv_backward_weights_sparse(columns: int, packs: bool) -> Kernel:
 
     x : array (N, C, H, W)
     dy : array (N, Co, R, OW)
+        With `routed` the pooled gradients (N, Co, PH, PW); a band is then a whole image.
+    route : int32 array like dy
+        With `routed` the place in its plane that each gradient goes to; else not read.
     dw : array (pieces, Co * weights_row)
         Row `piece` is overwritten, as `conv_sparse_sum_weights` reads it.
     db : array (pieces, Co)
@@ -480,6 +539,7 @@ def conv_backward_weights_sparse(columns: int, packs: bool) -> Kernel:
         Of the window; with `packs`, times the channels.
     packs : bool
         See `Window.packs`.
+    routed : bool
     """
 
     def vectors_of(e: Emitter) -> int:
@@ -518,9 +578,12 @@ def conv_backward_weights_sparse(columns: int, packs: bool) -> Kernel:
     def function(  # type: ignore[no-untyped-def]
         x,
         dy,
+        route,
         dw,
         db,
         has_bias,
+        height,
+        width,
         window_rows,
         stride_h,
         stride_w,
@@ -542,18 +605,18 @@ def conv_backward_weights_sparse(columns: int, packs: bool) -> Kernel:
     ):
         lanes = lanes_of(x)
         channels, filters = x.shape[1], dy.shape[1]
-        height, width = dy.shape[2], dy.shape[3]
-        pixels = height * width
+        gradients = dy.shape[2] * dy.shape[3]
         pitch = channels if packs else lanes
         blocks = 1 if packs else (channels + lanes - 1) // lanes
         line = (x.shape[3] + 2 * pad_w) * pitch
         band_rows = (band - 1) * stride_h + window_rows
         plane = images * band_rows * line
-        for i in range(images):
-            for r in range(band):
-                for j in range(width):
-                    place = (i * band_rows + r * stride_h) * line + j * stride_w * pitch
-                    positions[(i * band + r) * width + j] = place
+        if not routed:
+            for i in range(images):
+                for r in range(band):
+                    for j in range(width):
+                        place = (i * band_rows + r * stride_h) * line + j * stride_w * pitch
+                        positions[(i * band + r) * width + j] = place
         o_first, count = o_begin * unit, (o_end - o_begin) * unit
         offsets = count + 1
         _set_offsets(starts, offsets, blocks, window_rows, plane, line)
@@ -565,7 +628,8 @@ def conv_backward_weights_sparse(columns: int, packs: bool) -> Kernel:
             for o in range(o_first, o_first + count):
                 db[piece, o] = 0
                 for n in range(begin * images, end * images):
-                    add_sum(db, piece * filters + o, dy, (n * filters + o) * pixels, pixels)
+                    start = (n * filters + o) * gradients
+                    add_sum(db, piece * filters + o, dy, start, gradients)
         rows = blocks * window_rows
         tiles = (rows + most_rows(x) - 1) // most_rows(x)
         for n in range(begin * images, end * images, images):
@@ -584,20 +648,18 @@ def conv_backward_weights_sparse(columns: int, packs: bool) -> Kernel:
                     (tall - 1) * stride_h + window_rows,
                     pad_w,
                 )
-                _list_planes(
-                    values,
-                    places,
-                    starts,
-                    dy,
-                    ((n * filters + o_first) * height + top) * width,
-                    pixels,
-                    count,
-                    filters * pixels,
-                    images,
-                    positions,
-                    band * width,
-                    tall * width,
-                )
+                start = (n * filters + o_first) * gradients
+                if routed:
+                    _list_routed(
+                        values, places, starts, dy, start, route, gradients, count,
+                        filters * gradients, images, band_rows * line,
+                        width, stride_h * line, stride_w * pitch,
+                    )  # fmt: skip
+                else:
+                    _list_planes(
+                        values, places, starts, dy, start + top * width, gradients, count,
+                        filters * gradients, images, positions, band * width, tall * width,
+                    )  # fmt: skip
                 for tile in range(tiles):
                     first = rows * tile // tiles
                     gather(
@@ -614,13 +676,15 @@ def conv_backward_weights_sparse(columns: int, packs: bool) -> Kernel:
                         starts,
                     )
 
-    function.__name__ = f"conv_backward_weights_sparse_{'run' if packs else ''}{columns}"
+    names = ["conv_backward_weights_sparse", *["routed"] * routed, f"{'run' * packs}{columns}"]
+    function.__name__ = "_".join(names)
     return kernel(
         array(4),
         array(4),
+        array(4, "int32"),
         array(2),
         array(2),
-        INT,
+        *[INT] * 3,
         *_GEOMETRY,
         INT,
         scratch(1),

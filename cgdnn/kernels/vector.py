@@ -237,6 +237,20 @@ class Emitter:
             [place, ir.Constant(_I32, self._bytes), mask, self.filled(otherwise, kind.count)],
         )
 
+    def load_integers(self, pointer: Any, mask: Any = None) -> Any:
+        """Load a vector of as many int32 as it has lanes; those that `mask` turns off are 0."""
+        kind = ir.VectorType(_I32, self.lanes)
+        place = self.builder.bitcast(pointer, kind.as_pointer())
+        if mask is None:
+            value = self.builder.load(place)
+            value.align = 4
+            return value
+        return self._call(
+            f"llvm.masked.load.{self._suffix(kind)}.p0",
+            kind,
+            [place, ir.Constant(_I32, 4), mask, ir.Constant(kind, None)],
+        )
+
     def store(self, value: Any, pointer: Any, mask: Any = None) -> None:
         """Store a vector (of elements or of integers), where `mask` is on."""
         place = self.builder.bitcast(pointer, value.type.as_pointer())
@@ -271,6 +285,7 @@ class Emitter:
 
         Into the second one only where it is not to be the `nearest`.
         """
+        pointer = self.builder.bitcast(pointer, ir.IntType(8).as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
         function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
         to_read, keep, data = (ir.Constant(_I32, value) for value in (0, 2 + nearest, 1))

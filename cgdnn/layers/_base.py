@@ -186,6 +186,8 @@ class Operands:
         For each parameter, whether its diff is wanted.
     key : int
         The key of this layer's random numbers (from the seed and the layer's name).
+    routed : (Buffer, Buffer), optional
+        For a routed candidate: the diff of the reader's top, and its route (see `Layer.reader`).
     """
 
     bottom: list[Buffer]
@@ -198,14 +200,13 @@ class Operands:
     top_wanted: list[bool]
     learn: list[bool]
     key: int
+    routed: tuple[Buffer, Buffer] | None = None
     _states: dict[str, Buffer] = field(default_factory=dict)
     _prefix: str = ""
 
     def state(self, name: str, shape: Shape, dtype: str = "real") -> Buffer:
         """Return the layer's own memory `name`, which keeps its content from pass to pass."""
-        if name not in self._states:
-            self._states[name] = Buffer(f"{self._prefix}.{name}", shape, dtype, "state")
-        return self._states[name]
+        return state_of(self._states, self._prefix, name, shape, dtype)
 
     def constant(self, name: str, values: npt.NDArray[Any]) -> Buffer:
         """Return memory that holds these values; no step may write it."""
@@ -232,6 +233,13 @@ class Operands:
         return Slot("accumulate", self.param_diff[index])
 
 
+def state_of(states: dict[str, Buffer], layer: str, name: str, shape: Shape, dtype: str) -> Buffer:
+    """Return the memory `name` among a layer's states, made on first use."""
+    if name not in states:
+        states[name] = Buffer(f"{layer}.{name}", shape, dtype, "state")
+    return states[name]
+
+
 class Slower(str):
     """A reason not to use a candidate that could serve: by estimate, another one is faster.
 
@@ -253,6 +261,8 @@ class Candidate:
     bottom_layout, top_layout : str
         The layout in which it wants every bottom and gives every top (and their diffs): "nchw" or
         another that `cgdnn.plan.layout` knows.
+    routed : bool
+        Whether it takes `Operands.routed` in place of the diff of the top.
     """
 
     name: str
@@ -260,6 +270,7 @@ class Candidate:
     refuse: Callable[[Any], str | None] = lambda layer: None
     bottom_layout: str = "nchw"
     top_layout: str = "nchw"
+    routed: bool = False
 
     def serves(self, layer: Layer) -> bool:
         """Tell whether this layer can use the candidate, however fast that is."""
@@ -313,6 +324,8 @@ class Layer:
     """Whether kernels must round no worse than sums of products do (see `cgdnn.Net`)."""
     zeros: float = 0.0
     """Share of exact zeros in the diff of top 0, as last counted; kernels that skip them ask."""
+    reader: Layer | None = None
+    """The only layer that reads top 0, where there is just one and not in place."""
 
     def __init__(self, node: Node, phase: str) -> None:
         self.node = node
@@ -324,6 +337,15 @@ class Layer:
 
     def setup(self) -> None:
         """Read and check the layer's parameter fields (no shapes are known yet)."""
+
+    @property
+    def route(self) -> str | None:
+        """Where each gradient of top 0 goes to one place of the bottom: the state that says where.
+
+        It is int32 in the shape of the top, filled by the forward pass: a place in the bottom's
+        plane of the same image and channel.
+        """
+        return None
 
     def infer_shapes(self, bottoms: list[Shape]) -> list[Shape]:
         """Return the shapes of the tops; check the bottoms and remember what the steps need."""

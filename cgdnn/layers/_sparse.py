@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, gcd, prod
 
+import numpy as np
+
 from cgdnn.kernels import conv_sparse as kernels
 from cgdnn.kernels.reduce import reduce_rows
 from cgdnn.layers._base import (
@@ -46,10 +48,14 @@ class Sparse:
     ----------
     window : Window
     bias : bool
+    pooled : tuple of int, optional
+        Shape of the gradients behind the pooling that alone reads the top; backward_weights then
+        takes `Operands.routed`.
     """
 
     window: kernels.Window
     bias: bool
+    pooled: tuple[int, ...] | None = None
 
     def backward_data(self, operands: Operands) -> list[Step]:
         """Return the step that re-lays the weights, and one over samples for each diff."""
@@ -87,29 +93,37 @@ class Sparse:
     def backward_weights(self, operands: Operands) -> list[Step]:
         """Return the steps that sum the gradients of all bottoms, one bottom after the other."""
         steps: list[Step] = []
-        for x, dy in zip(operands.bottom, operands.top_diff, strict=True):
-            steps += (self._by_filter if self._by_filters else self._by_sample)(operands, x, dy)
+        nowhere = operands.constant("nowhere", np.zeros((1, 1, 1, 1), np.int32))
+        gradients = [(dy, nowhere) for dy in operands.top_diff]
+        if self.pooled is not None:
+            assert operands.routed is not None, "the plan gives them to a routed candidate"
+            gradients = [operands.routed]
+        make = self._by_filter if self._by_filters else self._by_sample
+        for x, (dy, route) in zip(operands.bottom, gradients, strict=True):
+            steps += make(operands, x, dy, route)
         return steps
 
-    def _by_sample(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
+    def _by_sample(self, operands: Operands, x: Buffer, dy: Buffer, route: Buffer) -> list[Step]:
         """Return a step over samples that writes partial gradients, and the steps that add them."""
         filters, (_, together) = self.window.filters, self.window.weights_band()
         dw = operands.partial("dw", (filters * self.window.weights_row,))
         db = operands.partial("db", (filters,))
-        arrays = [read(x, self._bottom), read(dy, self._top), row(dw), row(db)]
+        gradients = [read(dy, self._listed), (read if self.pooled else read_all)(route)]
+        arrays = [read(x, self._bottom), *gradients, row(dw), row(db)]
         numbers: list[Argument] = [PIECE, filters, 0, 1, BEGIN, END]
         return [
             self._weights_step(operands, arrays, filters, numbers, self.window.images // together),
             *self._sum_steps(operands, rows(dw), rows(db)),
         ]
 
-    def _by_filter(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
+    def _by_filter(self, operands: Operands, x: Buffer, dy: Buffer, route: Buffer) -> list[Step]:
         """Return a step over filters that reads all samples, and the steps that re-lay its sums."""
         filters, (_, together) = self.window.filters, self.window.weights_band()
         size = filters * self.window.weights_row
         dw = operands.temporary("dw", (1, size))
         db = operands.temporary("db", (1, filters))
-        arrays = [read_all(x, self._bottom), read_all(dy, self._top), write(dw), write(db)]
+        gradients = [read_all(dy, self._listed), read_all(route)]
+        arrays = [read_all(x, self._bottom), *gradients, write(dw), write(db)]
         numbers: list[Argument] = [0, self._unit, BEGIN, END, 0, self.window.images // together]
         return [
             self._weights_step(operands, arrays, filters, numbers, filters // self._unit),
@@ -127,13 +141,15 @@ class Sparse:
         """Return the step that sums gradients in the kernel's order."""
         window = self.window
         columns = window.kernel[1] * (window.channels if window.packs else 1)
+        listed = prod(self._listed[2:])
         return Step(
-            kernels.conv_backward_weights_sparse(columns, window.packs),
+            kernels.conv_backward_weights_sparse(columns, window.packs, self.pooled is not None),
             [
                 *arrays,
                 int(self.bias and operands.learn[1]),
+                *window.output,
                 *self._geometry(*window.weights_band()),
-                *_scratch(operands, window.weights_scratch(filters)),
+                *_scratch(operands, window.weights_scratch(filters, listed)),
                 *numbers,
             ],
             extent,
@@ -176,6 +192,11 @@ class Sparse:
         return (self.window.images, self.window.channels, *self.window.size)
 
     @property
+    def _listed(self) -> tuple[int, ...]:
+        """Shape of the gradients that backward_weights lists."""
+        return self._top if self.pooled is None else self.pooled
+
+    @property
     def _top(self) -> tuple[int, ...]:
         return (self.window.images, self.window.filters, *self.window.output)
 
@@ -189,12 +210,13 @@ class Sparse:
             Share of zeros in dy.
         """
         window, gradients, image = self.window, prod(self._top), prod(self._bottom)
+        listed = gradients
         if which == "backward_data":
             vectors = window.data_vectors
             lists = gradients / window.filters * window.panels
             rest = _RELAY * image
         else:
-            vectors = window.weights_vectors
+            vectors, listed = window.weights_vectors, prod(self._listed)
             lists = gradients / prod(window.output) / window.weights_band()[1]
             pieces = window.filters // self._unit if self._by_filters else 1
             partials = 1 if self._by_filters else min(window.images, _PARTIALS)
@@ -202,8 +224,8 @@ class Sparse:
                 _RELAY * image * pieces + _WEIGHT * window.filters * window.weights_row * partials
             )
         tiles = ceil(vectors / kernels.most_sums())
-        entry, entries = _ADD * vectors + _ENTRY * tiles, (1 - zeros) * gradients
-        return _ELEMENT * gradients + entries * entry + lists * tiles * _LIST + rest
+        entry, entries = _ADD * vectors + _ENTRY * tiles, min((1 - zeros) * gradients, listed)
+        return _ELEMENT * listed + entries * entry + lists * tiles * _LIST + rest
 
     def _geometry(self, *band: int) -> tuple[int, ...]:
         """Return the numbers that both kernels get."""

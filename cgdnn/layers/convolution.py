@@ -244,11 +244,21 @@ class Convolution(Layer):
 
     def candidates(self, which: str) -> list[Candidate]:
         """Return kernels that skip zeros, Winograd's, direct ones, then unfolding and products."""
-        sparse = Candidate(
-            "sparse",
-            lambda layer, operands: getattr(self._sparse(), which)(operands),
-            lambda layer: self._refuse_sparse(which),
-        )
+        sparse = [
+            Candidate(
+                "sparse",
+                lambda layer, operands: getattr(self._sparse(), which)(operands),
+                lambda layer: self._refuse_sparse(which),
+            )
+        ]
+        if which == "backward_weights":
+            routed = Candidate(
+                "sparse_routed",
+                lambda layer, operands: self._sparse(routed=True).backward_weights(operands),
+                lambda layer: self._refuse_routed(),
+                routed=True,
+            )
+            sparse.insert(0, routed)
         dense = [
             Candidate(
                 "winograd",
@@ -263,9 +273,9 @@ class Convolution(Layer):
             ),
             Candidate("unfold_gemm", lambda layer, operands: getattr(layer, which)(operands)),
         ]
-        return dense if which == "forward" else [sparse, *dense]
+        return dense if which == "forward" else [*sparse, *dense]
 
-    def _sparse(self) -> Sparse:
+    def _sparse(self, routed: bool = False) -> Sparse:
         rows, columns = self._axes
         window = Window(
             images=self._samples,
@@ -277,21 +287,38 @@ class Convolution(Layer):
             stride=(rows.stride, columns.stride),
             pad=(rows.pad, columns.pad),
         )
-        return Sparse(window, self.node.param.convolution_param.bias_term)
+        pooled = self.reader.top_shapes[0] if routed and self.reader else None
+        return Sparse(window, self.node.param.convolution_param.bias_term, pooled)
+
+    def _refuse_routed(self) -> str | None:
+        if self.reader is None or self.reader.route is None:
+            return "serves where maximum pooling alone reads the top"
+        reason = self._serves_sparse()
+        if reason is not None:
+            return reason
+        if self._sparse().window.weights_band()[0] < self._axes[0].output:
+            return "serves images that stay in the first cache as a whole"
+        return self._slower_sparse("backward_weights", routed=True)
 
     def _refuse_sparse(self, which: str) -> str | None:
+        return self._serves_sparse() or self._slower_sparse(which, routed=False)
+
+    def _serves_sparse(self) -> str | None:
         if len(self._axes) != 2 or any(axis.dilation != 1 for axis in self._axes):
             return "serves two spatial axes with dilation 1"
         if self.node.param.convolution_param.group != 1:
             return "serves one group"
         if self._axes[1].kernel > most_sums():
             return f"serves kernels of up to {most_sums()} columns"
+        return None
+
+    def _slower_sparse(self, which: str, routed: bool) -> str | None:
         dense = [self._sample_cost * self._samples]
         if self._refuse_winograd(which) is None:
             dense.append(self._winograd().cost(which))
         if self._refuse_direct(which, pixel_lanes=False) is None:
             dense.append(self._direct(pixel_lanes=False).cost(which))
-        share = self._sparse().cost(which, self.zeros) / min(dense)
+        share = self._sparse(routed).cost(which, self.zeros) / min(dense)
         if share >= 1:
             return Slower(f"would take {share:.1f} times as long at {self.zeros:.0%} zeros in dy")
         return None

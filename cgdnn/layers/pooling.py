@@ -25,6 +25,9 @@ from cgdnn.layers._base import (
 )
 from cgdnn.proto.cgdnn_pb2 import PoolingParameter
 
+_PLACES = "places"
+"""The state that holds the place of each maximum."""
+
 
 class Pooling(Layer):
     """Take the maximum or the average over windows of each channel.
@@ -165,6 +168,14 @@ class Pooling(Layer):
             count -= 1
         return count
 
+    @property
+    def route(self) -> str | None:
+        """The places of the maxima, where every window holds one."""
+        sizes, counts = self.bottom_shapes[0][2:], self.top_shapes[0][2:]
+        windows = zip(sizes, counts, self._stride, self._pad, strict=True)
+        filled = all((count - 1) * step - pad < size for size, count, step, pad in windows)
+        return _PLACES if self._max and filled else None
+
     def forward(self, operands: Operands) -> list[Step]:
         """Return the step that pools (and the one that writes the mask top)."""
         blobs = [read(operands.bottom[0]), write(operands.top[0])]
@@ -225,7 +236,7 @@ class Pooling(Layer):
 
     def _places(self, operands: Operands) -> Buffer:
         """Return the place of each maximum, kept for the backward pass."""
-        return operands.state("places", self.top_shapes[0], "int32")
+        return operands.state(_PLACES, self.top_shapes[0], "int32")
 
 
 def _planes(shape: Shape) -> tuple[int, int, int]:

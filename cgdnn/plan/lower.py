@@ -9,7 +9,7 @@ afterwards, reuse each other's memory. Their content is lost with the run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -20,7 +20,16 @@ import numpy.typing as npt
 from cgdnn.errors import InternalError
 from cgdnn.kernels._jit import Kernel
 from cgdnn.kernels.random import key_of
-from cgdnn.layers._base import Buffer, Candidate, Operands, Step, Use, read_all, write_all
+from cgdnn.layers._base import (
+    Buffer,
+    Candidate,
+    Operands,
+    Step,
+    Use,
+    read_all,
+    state_of,
+    write_all,
+)
 from cgdnn.plan import layout as layouts
 from cgdnn.plan.buffers import first_uses, place, root
 from cgdnn.plan.depend import connect
@@ -145,7 +154,35 @@ class Lowering:
                         works += self._pass(index, "backward_data", homes)
             else:
                 works += update
-        return self._finish(works, homes.fresh, lent)
+        needed, unmade = self._needed(works, lent)
+        program = self._finish(needed, homes.fresh, lent)
+        program.unmade = unmade
+        return program
+
+    def _needed(
+        self, works: list[Work], lent: Collection[tuple[int, str]]
+    ) -> tuple[list[Work], set[Buffer]]:
+        """Leave out the works that only fill lent memory which no other one reads.
+
+        Returns
+        -------
+        tuple of (list of Work, set of Buffer)
+            The others, and the memory that is not filled.
+        """
+        uses = [
+            {root(a.buffer): a.mode for a in work.step.arguments if isinstance(a, Use)}
+            for work in works
+        ]
+        read = {buffer for each in uses for buffer, mode in each.items() if mode != "write"}
+        unread = self._roots(lent) - read if lent else set()
+        written = [
+            {buffer for buffer, mode in each.items() if mode != "read" and buffer.kind != "scratch"}
+            for each in uses
+        ]
+        idle = [bool(each) and each <= unread for each in written]
+        needed = [work for work, spare in zip(works, idle, strict=True) if not spare]
+        unmade = {b for each, spare in zip(written, idle, strict=True) if spare for b in each}
+        return needed, unmade
 
     def nonzeros(self) -> dict[str, tuple[Buffer, int]]:
         """Return, for each layer that multiplies and learns, where it counts and of how many.
@@ -202,13 +239,18 @@ class Lowering:
             return buffer
 
         below, above = candidate.bottom_layout, candidate.top_layout
+        routed = None
         bottom = [want(b, "data", below) for b in node.bottoms]
         if forward:
             top = [homes.give(t, "data", above) for t in node.tops]
             top_diff, bottom_diff = [], []
         else:
             top = [want(t, "data", above) for t in node.tops]
-            top_diff = [want(t, "diff", above) for t in node.tops]
+            if candidate.routed:
+                top_diff = [homes.home(t, "diff", above) for t in node.tops]
+                routed = self._routed(planned, want)
+            else:
+                top_diff = [want(t, "diff", above) for t in node.tops]
             writes = which == "backward_data"
             bottom_diff = [
                 homes.give(b, "diff", below)
@@ -229,6 +271,7 @@ class Lowering:
             [self.assembly.blobs[t].wants_diff for t in node.tops],
             [p.declared.learned and (p.lr_mult != 0 or forced) for p in params],
             key_of(self.seed, node.name),
+            routed,
             _states=planned.states,
             _prefix=node.name,
         )
@@ -236,6 +279,17 @@ class Lowering:
         yield from reorders
         for step in steps:
             yield Work(f"{node.name}.{which}", index, step)
+
+    def _routed(
+        self, planned: PlannedLayer, want: Callable[[int, str, str], Buffer]
+    ) -> tuple[Buffer, Buffer]:
+        """Return the diff of the top of the layer's reader, and the reader's route."""
+        assert planned.reader is not None, "a routed candidate serves only with a reader"
+        reader = self.assembly.layers[planned.reader]
+        name, shape = reader.layer.route, reader.layer.top_shapes[0]
+        assert name is not None, "a routed candidate serves only with a route"
+        route = state_of(reader.states, reader.node.name, name, shape, "int32")
+        return want(reader.node.tops[0], "diff", layouts.NCHW), route
 
     def _finish(
         self, works: list[Work], fresh: Fresh, lent: Collection[tuple[int, str]] = ()

@@ -89,6 +89,8 @@ class PlannedLayer:
     needs_backward: bool = False
     states: dict[str, Buffer] = field(default_factory=dict)
     """The layer's own memory, shared by its passes."""
+    reader: int | None = None
+    """Index of the only layer that reads top 0, where there is just one and not in place."""
 
     @property
     def learns(self) -> bool:
@@ -191,6 +193,7 @@ def assemble(
         warnings += layer.warnings
     assembly = Assembly(graph, layers, [_made(blob) for blob in blobs], params, warnings)
     _decide_backward(assembly)
+    _find_readers(assembly)
     return assembly
 
 
@@ -388,6 +391,20 @@ def _decide_backward(assembly: Assembly) -> None:
         if planned.needs_backward:
             for bottom, wanted in zip(planned.node.bottoms, planned.propagate, strict=True):
                 assembly.blobs[bottom].wants_diff |= wanted
+
+
+def _find_readers(assembly: Assembly) -> None:
+    readers: dict[int, list[int]] = {}
+    for index, planned in enumerate(assembly.layers):
+        for bottom in planned.node.bottoms:
+            readers.setdefault(bottom, []).append(index)
+    for planned in assembly.layers:
+        top = planned.node.tops[0] if planned.node.tops else None
+        if top is None or len(readers.get(top, [])) != 1 or planned.loss_weights[0]:
+            continue
+        reader = assembly.layers[readers[top][0]]
+        if top not in reader.node.tops:
+            planned.reader, planned.layer.reader = readers[top][0], reader.layer
 
 
 def check_gradients_possible(assembly: Assembly) -> None:

@@ -68,6 +68,8 @@ class Program:
         (blob, kind) -> the layouts that are up to date after a run.
     found, made : set of Buffer
         What it reads before writing it, and what it writes.
+    unmade : set of Buffer
+        The lent blobs and diffs that no task makes, since no other one reads them.
     """
 
     tasks: list[Task]
@@ -80,8 +82,9 @@ class Program:
     fresh: dict[tuple[int, str], frozenset[str]]
     found: set[Buffer] = field(default_factory=set)
     made: set[Buffer] = field(default_factory=set)
+    unmade: set[Buffer] = field(default_factory=set)
 
     @cached_property
     def lost(self) -> set[Buffer]:
         """The blobs, diffs and states that the program is lent: they hold nothing after a run."""
-        return {buffer for buffer in self.places if buffer.kind in ("data", "diff", "state")}
+        return {b for b in self.places if b.kind in ("data", "diff", "state")} | self.unmade

@@ -100,6 +100,8 @@ def problem(planned: PlannedLayer, which: str, dtype: str) -> str:
     text = f"{planned.node.type} {bottoms} {_fields(layer)} {which} {dtype}"
     if which != "forward":
         text += f" zeros {round(layer.zeros * ZERO_STEPS) / ZERO_STEPS:.2f}"
+        if layer.reader is not None and layer.reader.route:
+            text += " routed " + "x".join(map(str, layer.reader.top_shapes[0]))
     return text
 
 

@@ -11,13 +11,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from cgdnn import machine
 from cgdnn.kernels.peak import ACCUMULATORS, peak_multiply_adds
-from cgdnn.layers._base import Candidate
+from cgdnn.layers._base import Candidate, state_of
 from cgdnn.plan.lower import PASSES, Lowering
 from cgdnn.plan.shapes import Assembly, PlannedLayer
 from cgdnn.plan.tune import TuningTable, problem
@@ -158,6 +159,23 @@ def _fill(planned: PlannedLayer, assembly: Assembly, state: State, zeros: float)
         array = state.array(assembly.blobs[top].diff)
         array[...] = generator.standard_normal(array.shape)
         array[generator.random(array.shape) < zeros] = 0
+    if planned.reader is not None and assembly.layers[planned.reader].layer.route is not None:
+        _fill_routed(planned, assembly, state, zeros)
     for data, _ in planned.views:
         array = state.array(data)
         array[...] = 0.1 * generator.standard_normal(array.shape)
+
+
+def _fill_routed(planned: PlannedLayer, assembly: Assembly, state: State, zeros: float) -> None:
+    """Fill what the layer's reader routes with as many non-zeros, at random places."""
+    assert planned.reader is not None
+    reader = assembly.layers[planned.reader]
+    name, shape = reader.layer.route, reader.layer.top_shapes[0]
+    assert name is not None
+    generator = np.random.default_rng(0)
+    diff = state.array(assembly.blobs[reader.node.tops[0]].diff)
+    top = planned.layer.top_shapes[0]
+    diff[...] = generator.standard_normal(shape)
+    diff[generator.random(shape) >= (1 - zeros) * prod(top) / prod(shape)] = 0
+    route = state.array(state_of(reader.states, reader.node.name, name, shape, "int32"))
+    route[...] = generator.integers(0, prod(top[2:]), shape)

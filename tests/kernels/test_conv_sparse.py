@@ -63,7 +63,7 @@ class Case:
         for piece, (begin, end) in enumerate(pairwise(cuts)):
             for o in range(filters // (unit or filters)):
                 kernel(
-                    *(self.x, self.dy, partial, db, int(has_bias)),
+                    *(self.x, self.dy, NOWHERE, partial, db, int(has_bias), *window.output),
                     *(rows, *window.stride, *window.pad, band, images),
                     *self._scratch(window.weights_scratch(unit or filters)),
                     *(piece, unit or filters, o, o + 1, begin, end),
@@ -73,6 +73,24 @@ class Case:
         kernels.conv_sparse_sum_weights(
             partial, dw, int(window.packs), total, accumulate, 0, filters
         )
+        return dw, db
+
+    def backward_weights_routed(self, pooled, route):
+        """Return dw, db from the gradients of pooled places."""
+        window, (filters, channels, rows, columns) = self.window, self.w.shape
+        band, images = window.weights_band()
+        partial = np.full((1, filters * window.weights_row), np.nan, self.x.dtype)
+        db = np.full((1, filters), np.nan, self.x.dtype)
+        kernels.conv_backward_weights_sparse(
+            columns * channels if window.packs else columns, window.packs, routed=True
+        )(
+            *(self.x, pooled, route, partial, db, 1, *window.output),
+            *(rows, *window.stride, *window.pad, band, images),
+            *self._scratch(window.weights_scratch(filters, pooled[0, 0].size)),
+            *(0, filters, 0, 1, 0, window.images // images),
+        )
+        dw, total = np.full_like(self.w, np.nan), np.full(window.total_scratch, 0, self.x.dtype)
+        kernels.conv_sparse_sum_weights(partial, dw, int(window.packs), total, 0.0, 0, filters)
         return dw, db
 
     def backward_data(self, begin=0, end=None):
@@ -106,6 +124,9 @@ class Case:
         dy, w = self.dy.astype(np.float64), self.w.astype(np.float64)
         reference.backward_data(dy, w, dx, *self._geometry)
         return dx
+
+
+NOWHERE = np.zeros((1, 1, 1, 1), np.int32)
 
 
 def near(case, got, want):
@@ -203,6 +224,26 @@ def test_images_that_fit_are_taken_together(monkeypatch):
     monkeypatch.setattr(kernels, "_NEAR_BYTES", 1 << 20)
     assert case.window.weights_band() == (9, 3)
     near(case, case.backward_weights()[0], case.expected_weights()[0])
+
+
+@pytest.mark.parametrize("zeros", [0.1, 0.9])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["runs", "stride", "even"])
+def test_routed_gradients_agree(name, dtype, zeros):
+    case = Case(name, dtype, zeros)
+    images, filters, height, width = case.dy.shape
+    rng = np.random.default_rng(3)
+    pooled = rng.standard_normal((images, filters, 3, 7)).astype(dtype)
+    pooled[rng.random(pooled.shape) < zeros] = 0
+    route = rng.integers(0, height * width, pooled.shape, np.int32)  # some of them the same
+    case.dy = np.zeros_like(case.dy)
+    for n, o, i, j in np.ndindex(*pooled.shape):
+        case.dy[n, o].flat[route[n, o, i, j]] += pooled[n, o, i, j]
+    assert case.window.weights_band()[0] == height
+    dw, db = case.backward_weights_routed(pooled, route)
+    want_w, want_b = case.expected_weights()
+    near(case, dw, want_w)
+    near(case, db[0], want_b)
 
 
 def test_without_bias_its_gradient_is_left_alone():

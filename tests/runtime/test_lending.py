@@ -153,3 +153,54 @@ def test_zeros_are_counted_where_diffs_are_not_kept():
     assert lent.count_zeros()["a"] == 1 - np.count_nonzero(diff) / diff.size
     assert 0.1 < lent.count_zeros()["a"] < 0.9
     assert kept.count_zeros() == {}
+
+
+POOLED = """
+layer { name: "in" type: "Input" top: "x" input_param { shape { dim: [4, 3, 20, 20] } } }
+layer { name: "other" type: "Input" top: "y" input_param { shape { dim: [4, 2] } } }
+layer { name: "conv" type: "Convolution" bottom: "x" top: "conv" convolution_param {
+  num_output: 6 kernel_size: 5 pad: 2 weight_filler { type: "xavier" } } }
+layer { name: "pool" type: "Pooling" bottom: "conv" top: "pool" pooling_param {
+  kernel_size: 3 stride: 2 } }
+layer { name: "relu" type: "ReLU" bottom: "pool" top: "pool" }
+layer { name: "ip" type: "InnerProduct" bottom: "pool" top: "ip" inner_product_param {
+  num_output: 2 weight_filler { type: "gaussian" std: 0.01 } } }
+layer { name: "loss" type: "EuclideanLoss" bottom: "ip" bottom: "y" top: "loss" }
+"""
+
+
+def made_pooled(kernel):
+    net = Net(text_format.Parse(POOLED, NetParameter()), "TRAIN", threads=2)
+    net.blobs["x"].data[...] = np.random.default_rng(0).standard_normal((4, 3, 20, 20))
+    net.choose_kernels({}, forced={"conv.backward_weights": kernel})
+    assert net.lowering.chosen_names()["conv.backward_weights"] == kernel
+    return net
+
+
+def names(net):
+    return {task.name.partition("[")[0] for program in programs(net) for task in program.tasks}
+
+
+def test_gradient_behind_max_pooling_needs_no_diff_in_full():
+    plain, lent, seen = map(made_pooled, ("unfold_gemm", "sparse_routed", "sparse_routed"))
+    assert not seen.blobs["conv"].diff.any()
+    for net in (plain, lent, seen):
+        net.run(BOTH, lend=True)
+    assert "pool.backward_data" not in names(lent)
+    assert "pool.backward_data" in names(seen) & names(plain)
+    for mine, same, theirs in zip(params(lent), params(seen), params(plain), strict=True):
+        np.testing.assert_array_equal(mine, same)
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
+    plain.run(BOTH)
+    np.testing.assert_array_equal(seen.blobs["conv"].diff, plain.blobs["conv"].diff)
+    with pytest.raises(UsageError, match="its diff was not kept"):
+        _ = lent.blobs["conv"].diff
+
+
+def test_zeros_are_counted_in_the_diff_in_full():
+    nets = [made_pooled(kernel) for kernel in ("sparse_routed", "unfold_gemm")]
+    for net in nets:
+        net.watch_zeros()
+        net.run(BOTH, lend=True)
+    assert nets[0].count_zeros() == nets[1].count_zeros()
+    assert nets[0].count_zeros()["conv"] > 0.75
