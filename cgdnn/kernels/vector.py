@@ -297,6 +297,10 @@ class Emitter:
             return self.builder.fadd(self.builder.fmul(a, b), c)
         return self._call(f"llvm.fma.{self._suffix(a.type)}", a.type, [a, b, c])
 
+    def square_root(self, x: Any) -> Any:
+        """Return the square roots of a vector."""
+        return self._call(f"llvm.sqrt.{self._suffix(x.type)}", x.type, [x])
+
     def _reduced(self, x: Any) -> tuple[Any, Any]:
         """Return (p, n) with e^x = (1 + p) 2^n, |p| < 0.42: p a vector, n one of integers.
 

@@ -69,12 +69,12 @@ class LRN(Layer):
             write(self._scale(operands), view),
         ]
         if self._within:
-            arguments.append(self._work(operands))
+            arguments.append(self._work(operands, 2))
         arguments += [param.local_size, param.alpha, param.beta]
         if not self._within:
             arguments.append(param.k)
         kernel = kernels.lrn_within_forward if self._within else kernels.lrn_across_forward
-        return [Step(kernel, [*arguments, BEGIN, END], view[0], 0.6 * prod(view[1:]))]
+        return [Step(kernel, [*arguments, BEGIN, END], view[0], 0.5 * prod(view[1:]))]
 
     def backward_data(self, operands: Operands) -> list[Step]:
         """Return the step that computes the bottom's diff."""
@@ -85,7 +85,7 @@ class LRN(Layer):
             read(self._scale(operands), view),
             read(operands.top_diff[0], view),
             write(operands.bottom_diff[0], view),
-            self._work(operands),
+            self._work(operands, 3),
             param.local_size,
             param.alpha,
             param.beta,
@@ -93,12 +93,12 @@ class LRN(Layer):
             END,
         ]
         kernel = kernels.lrn_within_backward if self._within else kernels.lrn_across_backward
-        return [Step(kernel, arguments, view[0], 0.8 * prod(view[1:]))]
+        return [Step(kernel, arguments, view[0], 0.7 * prod(view[1:]))]
 
-    def _work(self, operands: Operands) -> Use:
-        """Return the working memory of a kernel."""
+    def _work(self, operands: Operands, count: int) -> Use:
+        """Return the working memory of a kernel: within channels, for planes `count` times."""
         view = self._view
-        shape = (2, kernels.within_scratch(*view[2:])) if self._within else view[1:]
+        shape = (count, kernels.within_scratch(*view[2:])) if self._within else view[1:]
         return operands.scratch("work", shape)
 
     def _scale(self, operands: Operands) -> Buffer:

@@ -26,6 +26,27 @@ def test_within_of_known_values():
     np.testing.assert_allclose(y, x / 15**0.5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("k", [1e-30, 1e-18, 1e-3, 1.0, 7.0, 1e18, 1e30])
+def test_three_quarters_of_any_size(k, dtype):
+    x, dy = (RNG.normal(size=(1, 1, 37)).astype(dtype) for _ in range(2))
+    y, s, dx = np.empty_like(x), np.empty_like(x), np.empty_like(x)
+    kernels.lrn_across_forward(x, y, s, 1, 0.0, 0.75, k, 0, 1)
+    kernels.lrn_across_backward(x, y, s, dy, dx, np.empty((1, 37), dtype), 1, 0.0, 0.75, 0, 1)
+    tolerance = 1e-6 if dtype == "float32" else 4e-15
+    np.testing.assert_allclose(y, x * k**-0.75, tolerance)
+    np.testing.assert_allclose(dx, dy * k**-0.75, tolerance)
+
+
+def test_infinity_gives_zero_around_it():
+    x = np.ones((1, 7, 1))
+    x[0, 3] = np.inf
+    y, s = np.empty_like(x), np.empty_like(x)
+    kernels.lrn_across_forward(x, y, s, 3, 1.0, 0.75, 1.0, 0, 1)
+    assert y[0, [2, 4], 0].tolist() == [0, 0]
+    assert np.isnan(y[0, 3, 0])
+
+
 @pytest.mark.parametrize("beta", [0.75, 0.5])
 def test_a_nan_spreads_over_its_window_only(beta):
     x = np.ones((1, 7, 1))
@@ -44,7 +65,7 @@ def test_agrees_with_reference(region, size, beta, dtype):
     x, dy = (RNG.normal(size=shape).astype(dtype) for _ in range(2))
     y, s, dx, y_expected, s_expected, dx_expected = (np.zeros(shape, dtype) for _ in range(6))
     within = region == "within"
-    work = np.empty((2, kernels.within_scratch(*shape[2:])) if within else shape[1:], dtype)
+    work = np.empty((3, kernels.within_scratch(*shape[2:])) if within else shape[1:], dtype)
     squares = [work] if within else []
     numbers = [size, 0.7, beta]
     forward, backward = (f"lrn_{region}_{p}" for p in ("forward", "backward"))
