@@ -35,7 +35,7 @@ from typing import Any
 
 from cgdnn import machine
 from cgdnn.kernels._jit import INT, REAL, array, device, kernel, scratch
-from cgdnn.kernels.relay import from_lanes, to_lanes, to_pixels
+from cgdnn.kernels.relay import fill_zero, from_lanes, to_lanes, to_pixels
 from cgdnn.kernels.vector import (
     Emitter,
     constant,
@@ -171,6 +171,7 @@ def _relay_rows(e, u, u_start, x, x_start, x_row, rows, width, first, stride, co
                     for span in range(1 << doublings):
                         column = build.add(start, e.integer(span * e.lanes))
                         mask = e.within(e.lane_numbers(column), width)
+                        e.prefetch(e.at(source, column, build.mul(x_row, e.integer(8))))
                         parts.append(e.load(e.at(source, column), mask))
                     while len(parts) > 1:
                         even = range(0, 2 * e.lanes, 2)
@@ -648,62 +649,27 @@ def _relay_channels(  # type: ignore[no-untyped-def]
                     u[j] = 0
 
 
-_NUMBERS = (*(INT,) * 15, scratch(1), scratch(1), *(INT,) * 6)
-
-
-@kernel(array(4), array(4), array(2), array(2), INT, array(1, "int64"), *_NUMBERS)
-def conv_direct_backward_weights(  # type: ignore[no-untyped-def]
-    x, dy, dw, db, has_bias, firsts, relays, group, unit, kernel_rows, kernel_columns, row_stride,
-    row_step, row_dilation, pad_rows, column_stride, column_dilation, pitch, run, band, together,
-    u, v, piece, piece_units, first, last, begin, end,
+@device
+def _add_gradients(  # type: ignore[no-untyped-def]
+    x, dy, dw, dw_start, db, db_start, has_bias, firsts, relays, group, unit, kernel_rows,
+    kernel_columns, row_stride, row_step, row_dilation, pad_rows, column_stride, column_dilation,
+    pitch, run, band, together, u, v, u_begin, u_end, begin, end,
 ):  # fmt: skip
-    """Set the gradients of some filters from the images [begin, end).
+    """Set the gradients of the units [u_begin, u_end) from the images [begin, end).
 
-    The filters are those of the units [first * piece_units, last * piece_units).
-
-    Parameters
-    ----------
-    x : array (N, C, H, W)
-    dy : array (N, filters, OH, OW)
-    dw : array (pieces, units * depth * unit)
-        Row `piece` is written: for each unit, as far as it is one vector wide, an array
-        (kernel rows, kernel columns, channels of a group, unit); see `conv_direct_unpack`.
-    db : array (pieces, units * unit)
-        Likewise; not touched unless `has_bias`.
-    firsts : array of int64 (1,)
-        The input column that the first output column and the first tap meet.
-    relays : int
-        Whether x is re-laid, or, where each output pixel meets its own one only, read where it
-        lies.
-    group, unit : int
-    kernel_rows, kernel_columns : int
-    row_stride, row_step : int
-        Distance of the input rows that are re-laid, and re-laid rows from one output row to the
-        next.
-    row_dilation, pad_rows, column_stride, column_dilation : int
-    pitch : int
-        Distance of pixels in u.
-    run : int
-        How many values of u are neighbours that neighbouring weights meet: the channels of a
-        group, or those of a row of taps where nothing lies between them.
-    band, together : int
-        Output rows, and images, that are re-laid at a time.
-    u, v : array
-        Room for the re-laid rows of x, and for the vectors of dy.
+    Those of unit 0 would begin at `dw_start` and `db_start`.
     """
     lanes = lanes_of(x)
     channels, filters = x.shape[1] // group, dy.shape[1] // group
     oh, ow = dy.shape[2], dy.shape[3]
     depth = kernel_rows * kernel_columns * channels
-    units = dw.shape[1] // (depth * unit) // group
+    units = (filters + unit - 1) // unit
     columns = (ow - 1) * column_stride + (kernel_columns - 1) * column_dilation + 1
-    u_begin, u_end = first * piece_units, last * piece_units
     runs = kernel_columns * channels // run
-    for i in range(u_begin * depth * unit, u_end * depth * unit):
-        dw[piece, i] = 0
+    vectors = (u_end - u_begin) * unit // lanes
+    fill_zero(dw, dw_start + u_begin * unit * depth, vectors * depth)
     if has_bias:
-        for i in range(u_begin * unit, u_end * unit):
-            db[piece, i] = 0
+        fill_zero(db, db_start + u_begin * unit, vectors)
     for n in range(begin, end, together):
         images = min(together, end - n)
         for g in range(group):
@@ -745,13 +711,13 @@ def conv_direct_backward_weights(  # type: ignore[no-untyped-def]
                         )  # fmt: skip
                     if has_bias:
                         _add_vectors(
-                            db, piece * db.shape[1] + g * units * unit + k * lanes,
+                            db, db_start + (g * units * unit + k * lanes),
                             v, (k - b_begin) * v_pitch, pixels,
                         )  # fmt: skip
                 most = _most_scalars(x, min(2, b_end - b_begin))
                 parts = (run + most - 1) // most
                 tiles = (b_end - b_begin + 1) // 2
-                target = (piece * dw.shape[1] + g * units * unit * depth) + b_begin * depth * lanes
+                target = dw_start + (g * units * unit + b_begin * lanes) * depth
                 for q in range(kernel_rows):
                     for j in range(runs):
                         if relays:
@@ -769,6 +735,122 @@ def conv_direct_backward_weights(  # type: ignore[no-untyped-def]
                                     depth * lanes, count,
                                     (b_end - b_begin) * (tile + 1) // tiles - k,
                                 )  # fmt: skip
+
+
+_NUMBERS = (array(1, "int64"), *(INT,) * 15, scratch(1), scratch(1))
+
+
+@kernel(array(4), array(4), array(2), array(2), INT, *_NUMBERS, INT, INT, INT)
+def conv_direct_backward_weights(  # type: ignore[no-untyped-def]
+    x, dy, dw, db, has_bias, firsts, relays, group, unit, kernel_rows, kernel_columns, row_stride,
+    row_step, row_dilation, pad_rows, column_stride, column_dilation, pitch, run, band, together,
+    u, v, piece, begin, end,
+):  # fmt: skip
+    """Set partial gradients of all filters from the images [begin, end).
+
+    Parameters
+    ----------
+    x : array (N, C, H, W)
+    dy : array (N, filters, OH, OW)
+    dw : array (pieces, units * depth * unit)
+        Row `piece` is written: for each unit, as far as it is one vector wide, an array
+        (kernel rows, kernel columns, channels of a group, unit); see `conv_direct_unpack`.
+    db : array (pieces, units * unit)
+        Likewise; not touched unless `has_bias`.
+    firsts : array of int64 (1,)
+        The input column that the first output column and the first tap meet.
+    relays : int
+        Whether x is re-laid, or, where each output pixel meets its own one only, read where it
+        lies.
+    group, unit : int
+    kernel_rows, kernel_columns : int
+    row_stride, row_step : int
+        Distance of the input rows that are re-laid, and re-laid rows from one output row to the
+        next.
+    row_dilation, pad_rows, column_stride, column_dilation : int
+    pitch : int
+        Distance of pixels in u.
+    run : int
+        How many values of u are neighbours that neighbouring weights meet: the channels of a
+        group, or those of a row of taps where nothing lies between them.
+    band, together : int
+        Output rows, and images, that are re-laid at a time.
+    u, v : array
+        Room for the re-laid rows of x, and for the vectors of dy.
+    """
+    _add_gradients(
+        x, dy, dw, piece * dw.shape[1], db, piece * db.shape[1], has_bias, firsts, relays, group,
+        unit, kernel_rows, kernel_columns, row_stride, row_step, row_dilation, pad_rows,
+        column_stride, column_dilation, pitch, run, band, together, u, v,
+        0, db.shape[1] // unit, begin, end,
+    )  # fmt: skip
+
+
+@kernel(
+    *(array(4), array(4), array(3), array(1), INT, *_NUMBERS),
+    *(scratch(1), REAL, REAL, INT, INT, INT),
+)
+def conv_direct_filter_gradients(  # type: ignore[no-untyped-def]
+    x, dy, dw, db, has_bias, firsts, relays, group, unit, kernel_rows, kernel_columns, row_stride,
+    row_step, row_dilation, pad_rows, column_stride, column_dilation, pitch, run, band, together,
+    u, v, sums, keep_w, keep_b, units, begin, end,
+):  # fmt: skip
+    """Set or add to the gradients of some filters from all images.
+
+    The filters are those of the units [begin * units, end * units), which are whole or all of a
+    group. Further arguments are those of `conv_direct_backward_weights`.
+
+    Parameters
+    ----------
+    dw : array (filters, channels of a group, taps)
+    db : array (filters,)
+        Not touched unless `has_bias`.
+    sums : array
+        Room for the gradients of so many units.
+    keep_w, keep_b : real
+        Where 0, what dw or db holds is overwritten, else added to.
+    """
+    lanes = lanes_of(x)
+    depth = dw.shape[1] * dw.shape[2]
+    filters = dw.shape[0] // group
+    count = min(filters, units * unit)
+    for block in range(begin, end):
+        biases = units * unit * depth
+        first = block * units * unit
+        _add_gradients(
+            x, dy, sums, -first * depth, sums, biases - first, has_bias, firsts, relays, group,
+            unit, kernel_rows, kernel_columns, row_stride, row_step, row_dilation, pad_rows,
+            column_stride, column_dilation, pitch, run, band, together, u, v,
+            block * units, (block + 1) * units, 0, x.shape[0],
+        )  # fmt: skip
+        for o in range(0, count, lanes):
+            _unpack(
+                dw, block * count + o, min(lanes, count - o), sums, o * depth, keep_w,
+            )  # fmt: skip
+        if has_bias:
+            for o in range(count):
+                db[block * count + o] = sums[biases + o] + (db[block * count + o] if keep_b else 0)
+
+
+@device
+def _unpack(dw, o, count, sums, start, keep):  # type: ignore[no-untyped-def]
+    """Set or add to the gradients of `count` filters, the first lanes of sums[start :]."""
+    lanes = lanes_of(dw)
+    channels, taps = dw.shape[1], dw.shape[2]
+    if taps == 1:
+        for c in range(0, channels, lanes):
+            transpose_block(
+                dw, o * channels + c, channels, sums, start + c * lanes, lanes,
+                min(lanes, channels - c), count, keep != 0,
+            )  # fmt: skip
+    else:
+        for c in range(channels):
+            for tap in range(0, taps, lanes):
+                transpose_block(
+                    dw, (o * channels + c) * taps + tap, channels * taps,
+                    sums, start + (tap * channels + c) * lanes, channels * lanes,
+                    min(lanes, taps - tap), count, keep != 0,
+                )  # fmt: skip
 
 
 @kernel(array(2), array(3), INT, REAL, scratch(1), INT, INT, INT)
@@ -790,8 +872,7 @@ def conv_direct_unpack(partial, dw, group, keep, t, together, begin, end):  # ty
     together : int
     """
     lanes = lanes_of(dw)
-    filters, channels, taps = dw.shape[0] // group, dw.shape[1], dw.shape[2]
-    depth = channels * taps
+    filters, depth = dw.shape[0] // group, dw.shape[1] * dw.shape[2]
     group_size = partial.shape[1] // group
     o, stop = begin * together, end * together
     while o < stop:
@@ -805,20 +886,7 @@ def conv_direct_unpack(partial, dw, group, keep, t, together, begin, end):  # ty
         for row in range(1, partial.shape[0]):
             for i in range(depth * lanes):
                 t[i] += partial[row, source + i]
-        if taps == 1:
-            for c in range(0, channels, lanes):
-                transpose_block(
-                    dw, o * channels + c, channels, t, c * lanes + lane, lanes,
-                    min(lanes, channels - c), count, keep != 0,
-                )  # fmt: skip
-        else:
-            for c in range(channels):
-                for tap in range(0, taps, lanes):
-                    transpose_block(
-                        dw, (o * channels + c) * taps + tap, depth,
-                        t, (tap * channels + c) * lanes + lane, channels * lanes,
-                        min(lanes, taps - tap), count, keep != 0,
-                    )  # fmt: skip
+        _unpack(dw, o, count, t, lane, keep)
         o += count
 
 

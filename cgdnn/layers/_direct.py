@@ -36,7 +36,7 @@ _MOST_PIXELS = 4096
 of so few take longer than to read x once for each piece."""
 _PIECE_UNITS, _FEW_PIECES = 8, 4
 """Units of filters that such a piece computes at most: it reads or re-lays the images for itself.
-Two at most where there would be fewer pieces."""
+Fewer, but two, which make up a tile, where there would not be so many pieces."""
 _PACK, _UNPACK = 0.3, 3.0
 """Nanoseconds of a weight that is packed, and of one that is unpacked from some partial sums."""
 
@@ -69,8 +69,9 @@ class Direct:
     def forward(self, operands: Operands) -> list[Step]:
         """Return the step that packs the weights, and one over samples for each bottom."""
         bias = read_all(operands.param[-1], (operands.param[-1].size,))
-        pairs = list(zip(operands.bottom, operands.top, strict=True))
-        return self._products(operands, "forward", pairs, bias, self.bias)
+        steps, bottoms = self._samples(operands)
+        pairs = list(zip(bottoms, operands.top, strict=True))
+        return steps + self._products(operands, "forward", pairs, bias, self.bias)
 
     def backward_data(self, operands: Operands) -> list[Step]:
         """Return the step that packs the weights, and one over samples for each diff."""
@@ -81,26 +82,29 @@ class Direct:
 
     def backward_weights(self, operands: Operands) -> list[Step]:
         """Return the steps that sum the gradients of all bottoms, one bottom after the other."""
-        by_filter = self._together > 0
-        steps: list[Step] = []
-        for x, dy in zip(operands.bottom, operands.top_diff, strict=True):
-            if self._sampled is not self.window:
-                x = self._sample(operands, x, steps)
-            steps += (self._by_filter if by_filter else self._by_sample)(operands, x, dy)
-            steps += self._unpacking(operands, steps[-1])
+        steps, bottoms = self._samples(operands)
+        for x, dy in zip(bottoms, operands.top_diff, strict=True):
+            steps += (self._by_filter if self._together else self._by_sample)(operands, x, dy)
         return steps
 
-    def _sample(self, operands: Operands, x: Buffer, steps: list[Step]) -> Buffer:
-        """Add the step that copies the pixels that are read, and return the copies."""
+    def _samples(self, operands: Operands) -> tuple[list[Step], list[Buffer]]:
+        """Return the steps that copy what is read of the bottoms, and the copies.
+
+        No steps, and the bottoms, unless a stride leaves pixels that are not read.
+        """
+        if self._sampled is self.window:
+            return [], operands.bottom
         rows, columns = self.window.rows, self.window.columns
-        shape = self._views(self._sampled)[0]
-        sampled = operands.temporary("x", shape)
-        firsts = operands.constant("direct.sample.firsts", np.zeros(1, np.int64))
-        arguments: list[Argument] = [read(x, self._views(self.window)[0]), write(sampled)]
-        arguments += [read_all(firsts), rows.stride, columns.stride, BEGIN, END]
-        cost = stencil.RELAY * prod(shape[1:])
-        steps.append(Step(kernels.conv_direct_sample, arguments, self.samples, cost))
-        return sampled
+        firsts = read_all(operands.constant("direct.sample.firsts", np.zeros(1, np.int64)))
+        whole, shape = (self._views(window)[0] for window in (self.window, self._sampled))
+        copies = [operands.temporary("x", shape) for _ in operands.bottom]
+        steps = []
+        for x, copy in zip(operands.bottom, copies, strict=True):
+            arguments: list[Argument] = [read(x, whole), write(copy), firsts]
+            arguments += [rows.stride, columns.stride, BEGIN, END]
+            cost = stencil.RELAY * prod(shape[1:])
+            steps.append(Step(kernels.conv_direct_sample, arguments, self.samples, cost))
+        return steps, copies
 
     @cached_property
     def _sampled(self) -> stencil.Window:
@@ -114,27 +118,31 @@ class Direct:
     def _weights(self) -> stencil.WeightStencil:
         return stencil.backward_weights(self._sampled.long_rows, self._together or None)
 
-    @property
-    def _units(self) -> int:
-        return self.window.group * -(-self.window.filters // stencil.unit_filters())
-
     @cached_property
     def _together(self) -> int:
         """Units of filters that a piece of the weight gradient computes from all images.
 
-        0 where it computes all filters from some images.
+        They divide those of a group. 0 where a piece computes all filters from some images.
         """
-        window, units = self._sampled, self._units
+        window, unit = self._sampled, stencil.unit_filters()
         pixels = self.samples * window.rows.output * window.columns.output
         weights = self._filters * window.channels * window.taps
         if weights <= _MOST_PARTIAL and (not window.pointwise or pixels > _MOST_PIXELS):
             return 0
-        fair = [n for n in range(1, _PIECE_UNITS + 1) if units % n == 0]
-        return max(n for n in fair if n <= 2 or units // n >= _FEW_PIECES)
+        units = -(-window.filters // unit)
+        if window.filters % unit:
+            return units  # pieces of equal size have to be whole groups
+        equal = [n for n in range(1, _PIECE_UNITS + 1) if units % n == 0]
+        even = [n for n in equal if n == 2 or (n % 2 == 0 and units // n >= _FEW_PIECES)]
+        return max(even or equal)
 
     def _stencil(self, which: str) -> stencil.Stencil:
         describe: Callable[..., stencil.Stencil] = getattr(stencil, which)
-        return describe(self.window.flat, pixel_lanes=self.pixel_lanes)
+        return describe(self._window(which), pixel_lanes=self.pixel_lanes)
+
+    def _window(self, which: str) -> stencil.Window:
+        """Return the convolution that computes outputs or data gradients."""
+        return (self._sampled if which == "forward" else self.window).flat
 
     def _views(self, window: stencil.Window) -> tuple[Shape, Shape]:
         """Return the shapes of a bottom and a top."""
@@ -164,7 +172,7 @@ class Direct:
             read_all(operands.constant(f"direct.{which}.{lanes}.{name}", values))
             for name, values in zip(names, plan.tables, strict=True)
         ]
-        shapes = self._views(self.window.flat)
+        shapes = self._views(self._window(which))
         source, target = reversed(shapes) if transposed else shapes
         last: list[Argument] = [operands.scratch("u", (plan.relaid,))]
         if self.pixel_lanes:
@@ -179,7 +187,7 @@ class Direct:
         return steps
 
     def _by_sample(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
-        """Return a step over samples that writes partial gradients."""
+        """Return a step over samples that writes partial gradients, and those that add them up."""
         plan, unit = self._weights, stencil.unit_filters()
         sums = [
             operands.partial("dw", (plan.units * plan.depth * unit,)),
@@ -187,46 +195,43 @@ class Direct:
         ]
         inputs, outputs = self._views(self._sampled.long_rows)
         arrays = [read(x, inputs), read(dy, outputs), *map(row, sums)]
-        numbers: list[Argument] = [PIECE, plan.units, 0, 1, BEGIN, END]
-        return [self._weights_step(operands, arrays, numbers, self.samples)]
+        arguments = [*arrays, *self._weights_arguments(operands), PIECE, BEGIN, END]
+        run = kernels.conv_direct_backward_weights
+        return [
+            Step(run, arguments, self.samples, plan.cost),
+            *self._unpacking(operands, [rows(buffer) for buffer in sums]),
+        ]
 
     def _by_filter(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
-        """Return a step over filters that reads all samples."""
-        plan, unit = self._weights, stencil.unit_filters()
-        sums = [
-            operands.temporary("dw", (plan.units, plan.depth * unit)),
-            operands.temporary("db", (plan.units, unit)),
-        ]
+        """Return one step over filters that reads all samples."""
+        plan, unit, units = self._weights, stencil.unit_filters(), self._together
         inputs, outputs = self._views(self._sampled.long_rows)
+        weights = (self._filters, self.window.channels, self.window.taps)
+        diffs = operands.param_diff
         arrays = [read_all(x, inputs), read_all(dy, outputs)]
-        arrays += [write(buffer, (1, buffer.size)) for buffer in sums]
-        numbers: list[Argument] = [0, self._together, BEGIN, END, 0, self.samples]
-        return [self._weights_step(operands, arrays, numbers, plan.units // self._together)]
+        arrays += [update(diffs[0], weights), update(diffs[-1], (diffs[-1].size,))]
+        sums = operands.scratch("sums", (units * unit * (plan.depth + 1),))
+        keep = [operands.accumulate(index) for index in range(len(diffs))]
+        arguments = [*arrays, *self._weights_arguments(operands), sums, keep[0], keep[-1]]
+        pieces = plan.units // units
+        cost = self.samples * plan.cost / pieces
+        run = kernels.conv_direct_filter_gradients
+        return [Step(run, [*arguments, units, BEGIN, END], pieces, cost)]
 
-    def _weights_step(
-        self, operands: Operands, arrays: list[Use], numbers: list[Argument], extent: int
-    ) -> Step:
+    def _weights_arguments(self, operands: Operands) -> list[Argument]:
+        """Return what the kernels of the weight gradient take behind their arrays."""
         plan = self._weights
-        arguments: list[Argument] = [
-            *arrays,
+        return [
             int(self.bias and operands.learn[-1]),
             read_all(operands.constant("direct.backward_weights.firsts", plan.firsts)),
             *plan.numbers,
             operands.scratch("u", (plan.relaid,)),
             operands.scratch("v", (plan.vectors,)),
-            *numbers,
         ]
-        cost = self.samples * plan.cost / extent
-        return Step(kernels.conv_direct_backward_weights, arguments, extent, cost)
 
-    def _unpacking(self, operands: Operands, step: Step) -> list[Step]:
-        """Return the steps that add up the sums which `step` writes, in the order of Caffe."""
+    def _unpacking(self, operands: Operands, partial: list[Use]) -> list[Step]:
+        """Return the steps that add up partial sums, in the order of Caffe."""
         plan, unit = self._weights, stencil.unit_filters()
-        sums = [use.buffer for use in step.arguments[2:4] if isinstance(use, Use)]
-        partial = [
-            rows(buffer) if buffer.kind == "partial" else read_all(buffer, (1, buffer.size))
-            for buffer in sums
-        ]
         shapes: list[Shape] = [(self._filters, self.window.channels, self.window.taps)]
         shapes.append((self._filters,))
         steps = []

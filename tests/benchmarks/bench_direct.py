@@ -131,13 +131,16 @@ class Layer:
 
     def direct_backward_weights(self) -> Callable[[], object]:
         """Return the weight gradient by direct convolution."""
-        plan = stencil.backward_weights(self.window)
+        window = self.window.long_rows
+        plan = stencil.backward_weights(window)
         unit = stencil.unit_filters()
         dw, db = aligned(1, plan.units * plan.depth * unit), aligned(1, plan.units * unit)
         u, v = aligned(plan.relaid), aligned(plan.vectors)
+        sides = (window.rows, window.columns)
+        x = self.x.reshape(*self.x.shape[:2], *(side.size for side in sides))
+        dy = self.y.reshape(*self.y.shape[:2], *(side.output for side in sides))
         return lambda: direct.conv_direct_backward_weights(
-            *(self.x, self.y, dw, db, 1, plan.firsts, *plan.numbers, u, v),
-            *(0, 1, 0, plan.units, 0, self.images),
+            *(x, dy, dw, db, 1, plan.firsts, *plan.numbers, u, v, 0, 0, self.images)
         )
 
     def geometry(self) -> tuple:

@@ -28,6 +28,7 @@ SHAPES = {
     "bands": (1, 40, 5, 1, (40, 3, 1, 1, 1), (75, 3, 1, 1, 1)),
     "channel_blocks": (1, 300, 40, 1, (5, 3, 1, 1, 1), (5, 3, 1, 1, 1)),
     "flat": (1, 70, 40, 9, (7, 1, 1, 0, 1), (7, 1, 1, 0, 1)),
+    "full_units": (2, 9, 32, 3, (8, 1, 1, 0, 1), (5, 1, 1, 0, 1)),
     "point_stride": (1, 20, 40, 2, (9, 1, 2, 0, 1), (9, 1, 2, 0, 1)),
 }
 TOLERANCE = {"float32": 1e-4, "float64": 1e-11}
@@ -87,20 +88,31 @@ class Case:
         plan = stencil.backward_data(self.window.flat, pixel_lanes=pixel_lanes)
         return self.compute(plan, True, self.dy, self.x.shape, pixel_lanes)
 
+    def weights_arguments(self, plan):
+        scratch = (self.scratch(plan.relaid), self.scratch(plan.vectors))
+        return (1, plan.firsts, *plan.numbers, *scratch)
+
     def partial_weights(self, plan, pieces):
-        """Return partial gradients, pieces of images and halves of the filters on their own."""
+        """Return partial gradients of pieces of the images."""
         unit = stencil.unit_filters()
         dw = self.scratch((pieces, plan.units * plan.depth * unit))
         db = self.scratch((pieces, plan.units * unit))
-        images, half = len(self.x), plan.units // 2
+        images = len(self.x)
         for piece in range(pieces):
-            for first, last in [(0, half), (half, plan.units)]:
-                kernels.conv_direct_backward_weights(
-                    *(self.x, self.dy, dw, db, 1, plan.firsts, *plan.numbers),
-                    *(self.scratch(plan.relaid), self.scratch(plan.vectors), piece, 1),
-                    *(first, last, images * piece // pieces, images * (piece + 1) // pieces),
-                )
+            kernels.conv_direct_backward_weights(
+                *(self.x, self.dy, dw, db, *self.weights_arguments(plan), piece),
+                *(images * piece // pieces, images * (piece + 1) // pieces),
+            )
         return dw, db
+
+    def weights(self, keep):
+        """Return what gradients are added to, and the right ones."""
+        start = 0.5 if keep else np.nan
+        dw = np.full((len(self.w), self.w.shape[1], self.window.taps), start, self.dtype)
+        db = np.full(len(self.b), start, self.dtype)
+        want_w, want_b = np.full(self.w.shape, keep / 2), np.full(len(db), keep / 2)
+        reference.backward_weights(self.x, self.dy, want_w, want_b, self.rows, *self.last)
+        return dw, db, want_w.reshape(dw.shape), want_b
 
     def near(self, got, want):
         atol = TOLERANCE[self.dtype] * max(1, np.abs(want).max())
@@ -136,12 +148,10 @@ def test_backward_data(case, pixel_lanes):
 
 
 @pytest.mark.parametrize("keep", [0.0, 1.0])
-def test_backward_weights(case, keep):
+def test_backward_weights_in_pieces_of_images(case, keep):
     plan = stencil.backward_weights(case.window)
     partial = case.partial_weights(plan, min(2, len(case.x)))
-    start = 0.5 if keep else np.nan
-    dw = np.full((len(case.w), case.w.shape[1], case.window.taps), start, case.dtype)
-    db = np.full(len(case.b), start, case.dtype)
+    dw, db, want_w, want_b = case.weights(keep)
     t = case.scratch(plan.depth * stencil.unit_filters())
     together = 2 - len(dw) % 2
     for o in range(0, len(dw) // together, 3):
@@ -150,9 +160,26 @@ def test_backward_weights(case, keep):
     for o in range(0, len(dw), 3):
         end = min(o + 3, len(dw))
         kernels.conv_direct_bias(partial[1], db, case.window.group, keep, o, end)
-    want_w, want_b = np.full(case.w.shape, keep / 2), np.full(len(db), keep / 2)
-    reference.backward_weights(case.x, case.dy, want_w, want_b, case.rows, *case.last)
-    case.near(dw.reshape(want_w.shape), want_w)
+    case.near(dw, want_w)
+    case.near(db, want_b)
+
+
+@pytest.mark.parametrize("keep", [0.0, 1.0])
+def test_backward_weights_in_pieces_of_filters(case, keep):
+    unit = stencil.unit_filters()
+    plan = stencil.backward_weights(case.window)
+    # Each unit at a time, or each group where not all of its units are full.
+    units = plan.units // case.window.group if case.window.filters % unit else 1
+    plan = stencil.backward_weights(case.window, units)
+    dw, db, want_w, want_b = case.weights(keep)
+    sums = case.scratch(units * unit * (plan.depth + 1))
+    pieces = plan.units // units
+    for begin, end in [(0, pieces // 2), (pieces // 2, pieces)]:
+        kernels.conv_direct_filter_gradients(
+            *(case.x, case.dy, dw, db, *case.weights_arguments(plan), sums),
+            *(keep, keep, units, begin, end),
+        )
+    case.near(dw, want_w)
     case.near(db, want_b)
 
 
