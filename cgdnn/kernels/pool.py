@@ -23,13 +23,15 @@ from llvmlite import ir
 from cgdnn import machine
 from cgdnn.kernels._jit import INT, Kernel, array, device, kernel, scratch
 from cgdnn.kernels.relay import from_lanes, to_lanes
-from cgdnn.kernels.vector import emitted, lanes_of, sums
+from cgdnn.kernels.vector import Emitter, emitted, lanes_of, sums
 
 _I32 = ir.IntType(32)
 _COLUMNS = 5
 """Kernels are generated for windows of up to so many columns."""
 _AHEAD = 1024
-"""How many elements ahead is prefetched: masked loads do not set the processor's own off."""
+"""What is prefetched lies this far ahead at least: masked loads leave it to us."""
+_ROWS = 8
+"""How many rows of maxima are written at a time, one vector of each with the same masks."""
 _BAND = 512
 """How many vectors the rows of a band may take, so that they stay in the first cache."""
 _WINDOWS = (INT,) * 6  # kernel_h, kernel_w, pad_h, pad_w, stride_h, stride_w
@@ -91,6 +93,23 @@ def max_forward(kernel: tuple[int, int], stride: tuple[int, int]) -> Kernel:
     return _max_forward(kernel[1], stride[1])
 
 
+def _numbers(values: Iterable[int]) -> Any:
+    """Return a constant vector of int32."""
+    values = list(values)
+    return ir.Constant(ir.VectorType(_I32, len(values)), values)
+
+
+def _first_maximum(e: Emitter, vectors: list[Any]) -> tuple[Any, Any]:
+    """Return the maximum of the vectors in each lane, and the number of the first that has it."""
+    build = e.builder
+    value, number = vectors[0], _numbers([0] * e.lanes)
+    for i, other in enumerate(vectors[1:], start=1):
+        larger = build.fcmp_ordered(">", other, value)
+        value = build.select(larger, other, value)
+        number = build.select(larger, _numbers([i] * e.lanes), number)
+    return value, number
+
+
 @cache
 def _max_forward(size: int, stride: int) -> Kernel:
     """Return `pool_max_forward` for windows of `size` >= `stride` columns, `stride` 1 or 2."""
@@ -102,24 +121,23 @@ def _max_forward(size: int, stride: int) -> Kernel:
         """Pool one plane; returns 0, or 1 where there may be NaN: these are passed over."""
         build, lanes = e.builder, e.lanes
 
-        def numbers(values: Iterable[int]) -> Any:
-            return ir.Constant(ir.VectorType(_I32, lanes), list(values))
-
         # Column j of all windows is a vector that begins there, or the even or odd lanes of two.
         halves = range(0, stride * lanes, lanes)
         starts = [first + half for first in range(0, size, stride) for half in halves]
         vectors = build.sdiv(build.add(pooled_w, e.integer(lanes - 1)), e.integer(lanes))
         last = build.sub(pooled_w, e.integer(lanes))
-        wanted, zero = e.first_lanes(pooled_w), numbers([0] * lanes)
-        # Every column is in one of these; their sum is NaN where an element is.
+        wanted = e.first_lanes(pooled_w)
+        # Every column is in one of these vectors; their sum is NaN where an element is.
         checked = [i for i in range(len(starts)) if i // stride % lanes == 0]
         checked.append(len(starts) - 1)
         total = e.variable(e.zero())
-        with e.loop(pooled_h) as ph, e.loop(vectors) as vector:
-            above = build.sub(build.mul(ph.index, stride_h), pad_h)
-            top = e.larger(above, e.integer(0))
-            rows = build.sub(e.smaller(build.add(above, kernel_h), height), top)
-            top = build.mul(top, width)
+        # What is prefetched is needed for the next rows of maxima.
+        most = e.integer(_ROWS)
+        bands = build.sdiv(build.add(pooled_h, e.integer(_ROWS - 1)), most)
+        ahead = e.larger(build.mul(build.mul(most, stride_h), width), e.integer(_AHEAD))
+        with e.loop(bands) as band, e.loop(vectors) as vector:
+            first = build.mul(band.index, most)
+            count = e.smaller(most, build.sub(pooled_h, first))
             # The last vector ends with the last output, where there are enough.
             pw = build.mul(vector.index, e.integer(lanes))
             pw = e.larger(e.smaller(pw, last), e.integer(0))
@@ -128,40 +146,43 @@ def _max_forward(size: int, stride: int) -> Kernel:
                 e.within(e.lane_numbers(build.add(left, e.integer(start))), width)
                 for start in starts
             ]
-            begin = e.shifted(numbers(range(0, stride * lanes, stride)), left)
-            inner = build.select(build.icmp_signed("<", begin, zero), zero, begin)
-            best, where = e.variable(e.filled(-inf)), e.variable(e.shifted(inner, top))
-            place = e.variable(e.shifted(begin, top))
-            with e.sweep(rows, (e.at(x, top, left), width)) as (row,):
-                for half in halves:
-                    e.prefetch(e.at(row, e.integer(_AHEAD + half)))
-                loaded = [
-                    e.load(e.at(row, e.integer(start)), mask, -inf)
-                    for start, mask in zip(starts, masks, strict=True)
-                ]
-                for i in checked:
-                    build.store(build.fadd(build.load(total), loaded[i]), total)
-                columns = [
-                    e.shuffle(
-                        loaded[j - j % stride],
-                        loaded[j - j % stride + stride - 1],
-                        range(j % stride, stride * lanes, stride),
-                    )
-                    for j in range(size)
-                ]
-                value, number = columns[0], zero
-                for j, other in enumerate(columns[1:], start=1):
-                    larger = build.fcmp_ordered(">", other, value)
-                    value = build.select(larger, other, value)
-                    number = build.select(larger, numbers([j] * lanes), number)
-                larger = build.fcmp_ordered(">", value, build.load(best))
-                here = build.add(build.load(place), number)
-                build.store(build.select(larger, value, build.load(best)), best)
-                build.store(build.select(larger, here, build.load(where)), where)
-                build.store(e.shifted(build.load(place), width), place)
-            out = build.add(build.mul(ph.index, pooled_w), pw)
-            e.store(build.load(best), e.at(y, out), wanted)
-            e.store(build.load(where), e.at(argmax, out), wanted)
+            begin = e.shifted(_numbers(range(0, stride * lanes, stride)), left)
+            negative = build.icmp_signed("<", begin, _numbers([0] * lanes))
+            inner = build.select(negative, _numbers([0] * lanes), begin)
+            with e.loop(count) as inside:
+                ph = build.add(first, inside.index)
+                above = build.sub(build.mul(ph, stride_h), pad_h)
+                top = e.larger(above, e.integer(0))
+                rows = build.sub(e.smaller(build.add(above, kernel_h), height), top)
+                top = build.mul(top, width)
+                best, where = e.variable(e.filled(-inf)), e.variable(e.shifted(inner, top))
+                place = e.variable(e.shifted(begin, top))
+                with e.sweep(rows, (e.at(x, top, left), width)) as (row,):
+                    for half in halves:
+                        e.prefetch(e.at(row, ahead, e.integer(half)))
+                    loaded = [
+                        e.load(e.at(row, e.integer(start)), mask, -inf)
+                        for start, mask in zip(starts, masks, strict=True)
+                    ]
+                    for i in checked:
+                        build.store(build.fadd(build.load(total), loaded[i]), total)
+                    columns = [
+                        e.shuffle(
+                            loaded[j - j % stride],
+                            loaded[j - j % stride + stride - 1],
+                            range(j % stride, stride * lanes, stride),
+                        )
+                        for j in range(size)
+                    ]
+                    value, number = _first_maximum(e, columns)
+                    larger = build.fcmp_ordered(">", value, build.load(best))
+                    here = build.add(build.load(place), number)
+                    build.store(build.select(larger, value, build.load(best)), best)
+                    build.store(build.select(larger, here, build.load(where)), where)
+                    build.store(e.shifted(build.load(place), width), place)
+                out = build.add(build.mul(ph, pooled_w), pw)
+                e.store(build.load(best), e.at(y, out), wanted)
+                e.store(build.load(where), e.at(argmax, out), wanted)
         unknown = build.fcmp_unordered("uno", build.load(total), build.load(total))
         unknown = build.bitcast(unknown, ir.IntType(lanes))
         found = build.icmp_unsigned("!=", unknown, ir.Constant(unknown.type, 0))

@@ -188,7 +188,7 @@ class Pooling(Layer):
         if kernel is kernels.pool_max_forward:
             cost = channels * rows * columns * (3.0 + prod(self._kernel))
         else:  # vectors, of 16 values where they are widest, begin anew in each row
-            cost = channels * rows * -(-columns // 16) * 2.6 * self._kernel[0]
+            cost = channels * rows * -(-columns // 16) * 2.2 * self._kernel[0]
         steps = [Step(kernel, arguments, num, cost)]
         if len(operands.top) > 1:
             view = by_sample(self.top_shapes[0])
