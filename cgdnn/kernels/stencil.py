@@ -36,14 +36,16 @@ _JOINED_CHANNELS = 64
 """Up to so many channels, the taps of a row follow each other where nothing lies between them."""
 _CYCLE = 0.265
 """Nanoseconds of a cycle, for estimates; two products of vectors take one."""
-RELAY, _TRANSPOSE, _STORE = 0.25, 0.2, 0.1
-"""Nanoseconds of a value that is re-laid, that is transposed, and that is stored as it is."""
+RELAY, _TO_LANES, _FROM_LANES, _STORE = 0.25, 0.2, 0.25, 0.1
+"""Nanoseconds of a value that is re-laid, that is transposed to lanes and from them, and that is
+stored as it is."""
 _TOGETHER = 8
 """Images that are re-laid at a time, at most."""
 _KEPT = 256
 """Answers that are remembered: planning asks for costs and steps apart."""
-_FLAT_COLUMNS, _FLAT_PIXELS = 14, 1024
-"""Images of 1x1 convolutions narrower than this, and not larger, count as one row."""
+_FLAT_COLUMNS = 112
+"""Longest rows that images of 1x1 convolutions are cut into, where shorter ones fill vectors as
+well: outputs are computed in whole rows before they are transposed."""
 
 Table = npt.NDArray[np.int64]
 
@@ -104,24 +106,21 @@ class Window:
 
     @property
     def flat(self) -> Window:
-        """The same convolution with the image as one row, where that fills tiles better."""
-        rows, columns = self.rows, self.columns
-        pixels = rows.size * columns.size
-        if not self.pointwise or columns.size >= _FLAT_COLUMNS or pixels > _FLAT_PIXELS:
-            return self
-        return self._of_rows(1, pixels)
-
-    @property
-    def long_rows(self) -> Window:
-        """The same convolution with images as rows of up to as many pixels as are summed at a time.
+        """The same convolution with an image cut into rows that fill vectors best.
 
         Where each output pixel reads its own input pixel only.
         """
         if not self.pointwise:
             return self
-        pixels = self.rows.size * self.columns.size
-        rows = next(r for r in range(-(-pixels // _GRADIENT_PIXELS), pixels + 1) if pixels % r == 0)
-        return self._of_rows(rows, pixels // rows)
+        pixels, lanes = self.rows.size * self.columns.size, unit_filters()
+        lengths = [n for n in range(1, _GRADIENT_PIXELS + 1) if pixels % n == 0]
+
+        def rank(length: int) -> tuple[float, bool, int]:
+            filled = length / (-(-length // lanes) * lanes)
+            return filled, length <= _FLAT_COLUMNS, length
+
+        length = max(lengths, key=rank)
+        return self._of_rows(pixels // length, length)
 
     def _of_rows(self, rows: int, columns: int) -> Window:
         sides = Side(rows, 1, 1, 0, 1), Side(columns, 1, 1, 0, 1)
@@ -372,7 +371,7 @@ def _stencil(
             for a, row_count in enumerate(rows.counts)
             for b, column_count in enumerate(columns.counts)
         )
-        cost = _TRANSPOSE * -(-filters // lanes) * lanes * outputs
+        cost = _FROM_LANES * -(-filters // lanes) * lanes * outputs
     cost += _CYCLE * channels * cycles
     if reading.relays:
         cost += RELAY * channels * reading.copies * bands * plane_pitch
@@ -508,7 +507,7 @@ def backward_weights(window: Window, units: int | None = None) -> WeightStencil:
     pixels = together * band * columns.output
     outputs = rows.output * columns.output
     cycles = rows.kernel * (window.channels * columns.kernel // run) * _tiles_cost(blocks, 2, run)
-    cost = _CYCLE * outputs * cycles + _TRANSPOSE * outputs * blocks * lanes
+    cost = _CYCLE * outputs * cycles + _TO_LANES * outputs * blocks * lanes
     if relays:
         cost += RELAY * -(-rows.output // band) * height * width * window.channels
     return WeightStencil(

@@ -116,7 +116,7 @@ class Direct:
 
     @cached_property
     def _weights(self) -> stencil.WeightStencil:
-        return stencil.backward_weights(self._sampled.long_rows, self._together or None)
+        return stencil.backward_weights(self._sampled.flat, self._together or None)
 
     @cached_property
     def _together(self) -> int:
@@ -193,7 +193,7 @@ class Direct:
             operands.partial("dw", (plan.units * plan.depth * unit,)),
             operands.partial("db", (plan.units * unit,)),
         ]
-        inputs, outputs = self._views(self._sampled.long_rows)
+        inputs, outputs = self._views(self._sampled.flat)
         arrays = [read(x, inputs), read(dy, outputs), *map(row, sums)]
         arguments = [*arrays, *self._weights_arguments(operands), PIECE, BEGIN, END]
         run = kernels.conv_direct_backward_weights
@@ -205,7 +205,7 @@ class Direct:
     def _by_filter(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
         """Return one step over filters that reads all samples."""
         plan, unit, units = self._weights, stencil.unit_filters(), self._together
-        inputs, outputs = self._views(self._sampled.long_rows)
+        inputs, outputs = self._views(self._sampled.flat)
         weights = (self._filters, self.window.channels, self.window.taps)
         diffs = operands.param_diff
         arrays = [read_all(x, inputs), read_all(dy, outputs)]

@@ -108,7 +108,8 @@ class Layer:
         """Add the contenders with filters and with pixels in the lanes."""
         window = self.window.flat
         if window is not self.window:
-            x, y = (a.reshape(*a.shape[:2], 1, -1) for a in (x, y))
+            shape = (window.rows.size, window.columns.size)
+            x, y = (a.reshape(*a.shape[:2], *shape) for a in (x, y))
         for name in ("filters", "pixels"):
             if name == "pixels" and which == "backward_data" and window.columns.stride > 1:
                 continue
@@ -131,7 +132,7 @@ class Layer:
 
     def direct_backward_weights(self) -> Callable[[], object]:
         """Return the weight gradient by direct convolution."""
-        window = self.window.long_rows
+        window = self.window.flat
         plan = stencil.backward_weights(window)
         unit = stencil.unit_filters()
         dw, db = aligned(1, plan.units * plan.depth * unit), aligned(1, plan.units * unit)

@@ -68,8 +68,9 @@ class Case:
         )
         y = self.scratch(shape)
         views = [x, y]
-        if self.window.flat is not self.window:
-            views = [a.reshape(*a.shape[:2], 1, -1) for a in views]
+        if self.window.pointwise:
+            rows, columns = self.window.flat.rows.size, self.window.flat.columns.size
+            views = [a.reshape(*a.shape[:2], rows, columns) for a in views]
         arguments = [views[0], packed, self.b, not transposed, views[1], *plan.tables]
         arguments += [*plan.numbers, self.scratch(plan.relaid)]
         end = len(x) if end is None else end
@@ -225,10 +226,16 @@ def test_a_piece_samples_its_images_only(dtype, stride):
     np.testing.assert_array_equal(y, want)
 
 
-def test_images_of_pointwise_windows_are_one_row_where_they_are_narrow():
-    point = stencil.Side(7, 1, 1, 0, 1)
-    flat = stencil.Window(1, 8, 8, point, point).flat
-    assert (flat.rows.size, flat.columns.size) == (1, 49)
-    for other in (stencil.Side(7, 1, 2, 0, 1), stencil.Side(7, 1, 1, 1, 1)):
-        window = stencil.Window(1, 8, 8, point, other)
-        assert window.flat is window
+@pytest.mark.parametrize(
+    ("size", "rows"), [((7, 7), (1, 49)), ((28, 28), (7, 112)), ((56, 56), (28, 112))]
+)
+def test_images_of_pointwise_windows_are_cut_into_rows_that_fill_vectors(size, rows):
+    sides = [stencil.Side(n, 1, 1, 0, 1) for n in size]
+    flat = stencil.Window(1, 8, 8, *sides).flat
+    assert (flat.rows.size, flat.columns.size) == rows
+
+
+@pytest.mark.parametrize("side", [stencil.Side(7, 1, 2, 0, 1), stencil.Side(7, 1, 1, 1, 1)])
+def test_images_of_other_windows_stay_as_they_are(side):
+    window = stencil.Window(1, 8, 8, stencil.Side(7, 1, 1, 0, 1), side)
+    assert window.flat is window
