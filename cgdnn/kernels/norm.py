@@ -316,3 +316,117 @@ def scale_backward_bias_rows(dy, db, accumulate, begin, end):  # type: ignore[no
             start = (n * repeats * factors + d) * inner
             total = plain_sum(dy, start, repeats, factors * inner, inner)[0]
             db[n, d] = total if accumulate == 0 else total + db[n, d]
+
+
+@emitted
+def _bn_scale_row(  # type: ignore[no-untyped-def]
+    e, x, y, kept, start, length, mean, inverse, factor, offset, rectifies, slope
+):
+    """Write one row of `bn_scale_forward`."""
+    build, zero = e.builder, e.zero()
+    mean, inverse, factor, offset, slope = map(e.splat, (mean, inverse, factor, offset, slope))
+    rectifies = e.splat(build.icmp_signed("!=", rectifies, e.integer(0)))
+    pointers = [e.at(pointer, start) for pointer in (x, y, kept)]
+    for (source, target, copy), mask in e.along(length, *pointers):
+        value = build.fmul(build.fsub(e.load(source, mask), mean), inverse)
+        e.store(value, copy, mask)
+        value = e.multiply_add(value, factor, offset)
+        below = build.and_(build.fcmp_ordered("<=", value, zero), rectifies)
+        scaled = build.fadd(build.fmul(slope, value), zero)
+        e.store(build.select(below, scaled, value), target, mask)
+
+
+@kernel(
+    array(3), array(3), array(3), array(1), array(1), array(1), array(1), INT, REAL, INT, INT
+)  # fmt: skip
+def bn_scale_forward(  # type: ignore[no-untyped-def]
+    x, y, kept, mean, inverse, w, b, rectifies, slope, begin, end
+):
+    """Do what `bn_normalize_keep`, `scale_multiply_add` and `relu_forward` do, to the same bits.
+
+    Writes ``kept = (x - mean) * inverse`` and ``y = w * kept + b``, where it `rectifies` then
+    multiplied by `slope` unless positive; `y` may be `x`.
+    """
+    channels, inner = x.shape[1], x.shape[2]
+    for row in range(begin * channels, end * channels):
+        c = row % channels
+        _bn_scale_row(
+            x, y, kept, row * inner, inner, mean[c], inverse[c], w[c], b[c], rectifies, slope
+        )
+
+
+def _rectified(e: Emitter, y: Any, dy: Any, rectifies: Any, slope: Any) -> Any:
+    """Return the gradient below a rectifier with the output y, or dy where there is none."""
+    build = e.builder
+    passes = build.fcmp_ordered(">", y, e.zero())
+    passes = build.or_(passes, build.not_(rectifies))
+    return build.fmul(dy, build.select(passes, e.filled(1.0), slope))
+
+
+@sums(2)
+def _rectified_sums(e, y, kept, dy, start, rows, row_step, length, rectifies, slope):  # type: ignore[no-untyped-def]
+    """Return the sums of the gradient below the rectifier, and of `kept` times it."""
+    plain, products, slope = _Sum(e), _Sum(e), e.splat(slope)
+    rectifies = e.splat(e.builder.icmp_signed("!=", rectifies, e.integer(0)))
+    pointers = [e.at(pointer, start) for pointer in (y, kept, dy)]
+    for (output, normal, gradient), mask in e.along_rows(rows, row_step, length, *pointers):
+        below = _rectified(e, e.load(output, mask), e.load(gradient, mask), rectifies, slope)
+        wide = e.wide(below)
+        plain.add(wide)
+        products.add_products(e.wide(e.load(normal, mask)), wide)
+    return plain.total(), products.total()
+
+
+@kernel(array(3), array(3), array(3), array(2), array(2), INT, REAL, INT, INT, INT)
+def bn_scale_backward_sums(  # type: ignore[no-untyped-def]
+    y, kept, dy, factor, bias, rectifies, slope, piece, begin, end
+):
+    """Do what `relu_backward` and `scale_backward_both` do, to the same bits.
+
+    Writes row `piece` of `factor` and `bias`, the gradients of w and b over samples
+    ``begin:end``. `y` is the output; where it does not rectify, only any array of that shape.
+    """
+    channels, inner = y.shape[1], y.shape[2]
+    for c in range(channels):
+        start, step = (begin * channels + c) * inner, channels * inner
+        bias[piece, c], factor[piece, c] = _rectified_sums(
+            y, kept, dy, start, end - begin, step, inner, rectifies, slope
+        )
+
+
+@emitted
+def _bn_scale_backward_row(  # type: ignore[no-untyped-def]
+    e, y, kept, dy, dx, start, length, scale, plain, weighted, rectifies, slope
+):
+    """Write ``dx = (dy - plain - weighted * kept) * scale`` for one row, dy below the rectifier."""
+    build = e.builder
+    scale, plain, weighted, slope = map(e.splat, (scale, plain, weighted, slope))
+    rectifies = e.splat(build.icmp_signed("!=", rectifies, e.integer(0)))
+    pointers = [e.at(pointer, start) for pointer in (y, kept, dy, dx)]
+    for (output, normal, gradient, target), mask in e.along(length, *pointers):
+        below = _rectified(e, e.load(output, mask), e.load(gradient, mask), rectifies, slope)
+        along = build.fmul(weighted, e.load(normal, mask))
+        value = build.fsub(build.fsub(below, plain), along)
+        e.store(build.fmul(value, scale), target, mask)
+
+
+@kernel(
+    array(3), array(3), array(3), array(3), array(1), array(1), array(1), array(1), REAL, INT, REAL,
+    INT, INT,
+)  # fmt: skip
+def bn_scale_backward(  # type: ignore[no-untyped-def]
+    y, kept, dy, dx, w, factor, bias, inverse, share, rectifies, slope, begin, end
+):
+    """Do what `relu_backward`, `scale_multiply` and `bn_backward` do, but for rounding.
+
+    The sums that normalization needs are w times `bias` and `factor`, the sums over all samples of
+    what `bn_scale_backward_sums` writes; `share` is one over their count. `dx` may be `dy`; `y` is
+    as there.
+    """
+    channels, inner = y.shape[1], y.shape[2]
+    for row in range(begin * channels, end * channels):
+        c = row % channels
+        _bn_scale_backward_row(
+            y, kept, dy, dx, row * inner, inner,
+            w[c] * inverse[c], bias[c] * share, factor[c] * share, rectifies, slope,
+        )  # fmt: skip

@@ -188,6 +188,9 @@ class Operands:
         The key of this layer's random numbers (from the seed and the layer's name).
     routed : (Buffer, Buffer), optional
         For a routed candidate: the diff of the reader's top, and its route (see `Layer.reader`).
+    followers : sequence of Operands
+        Those of the layers whose passes these steps include (see `Layer.absorbs`); none where they
+        run on their own.
     """
 
     bottom: list[Buffer]
@@ -201,6 +204,7 @@ class Operands:
     learn: list[bool]
     key: int
     routed: tuple[Buffer, Buffer] | None = None
+    followers: Sequence[Operands] = ()
     _states: dict[str, Buffer] = field(default_factory=dict)
     _prefix: str = ""
 
@@ -337,6 +341,13 @@ class Layer:
 
     def setup(self) -> None:
         """Read and check the layer's parameter fields (no shapes are known yet)."""
+
+    def absorbs(self, followers: Sequence[Layer]) -> int:
+        """Return how many of the layers behind it, all in place on top 0, its steps can include.
+
+        They then have no steps of their own, unless a program begins or ends between them.
+        """
+        return 0
 
     @property
     def route(self) -> str | None:

@@ -63,9 +63,14 @@ class ReLU(_Activation):
     from_top = False
     cost = 0.3
 
+    @property
+    def slope(self) -> float:
+        """What values that are not positive are multiplied by."""
+        return float(self.node.param.relu_param.negative_slope)
+
     def numbers(self) -> list[Argument]:
         """Return the slope."""
-        return [float(self.node.param.relu_param.negative_slope)]
+        return [self.slope]
 
 
 class Sigmoid(_Activation):

@@ -22,6 +22,7 @@ from cgdnn.layers._base import (
     Parameter,
     Shape,
     Step,
+    Use,
     read,
     read_all,
     row,
@@ -30,6 +31,8 @@ from cgdnn.layers._base import (
     write,
     write_all,
 )
+from cgdnn.layers.activation import ReLU
+from cgdnn.layers.scale import Scale
 
 
 class BatchNorm(Layer):
@@ -95,6 +98,20 @@ class BatchNorm(Layer):
             )
         return None
 
+    def absorbs(self, followers: Sequence[Layer]) -> int:
+        """Return 1 for a Scale by channel, 2 where a ReLU follows it, in training."""
+        self._slope: float | None = None
+        if self._global or not followers or len(self.bottom_shapes[0]) < 2:
+            return 0
+        scale, *others = followers
+        if not (isinstance(scale, Scale) and scale.by_channel):
+            return 0
+        # In place, the sign of a ReLU's output tells that of its input unless the slope is below 0.
+        if others and isinstance(others[0], ReLU) and others[0].slope >= 0:
+            self._slope = others[0].slope
+            return 2
+        return 1
+
     def forward(self, operands: Operands) -> list[Step]:
         """Return steps that find mean and deviation, and one over samples that applies them."""
         _, channels, _ = self._view
@@ -123,8 +140,12 @@ class BatchNorm(Layer):
                 self._eps,
             ],
         )
-        if operands.propagate[0]:
-            kept = write(self._normalized(operands), self._view)
+        kept = write(self._normalized(operands), self._view)
+        if operands.followers:
+            factors = map(read_all, operands.followers[0].param)
+            arrays = [x, y, kept, *statistics, *factors]
+            apply = self._step(kernels.bn_scale_forward, [*arrays, *self._rectifier], 0.5)
+        elif operands.propagate[0]:
             apply = self._step(kernels.bn_normalize_keep, [x, y, kept, *statistics], 0.4)
         else:
             apply = self._step(kernels.bn_normalize, [x, y, *statistics], 0.3)
@@ -144,6 +165,8 @@ class BatchNorm(Layer):
             ]
             return [self._step(kernels.scale_multiply, arrays, 0.3)]
         y = read(self._normalized(operands), self._view)
+        if operands.followers:
+            return self._backward_with_scale(operands, y, dy, dx)
         partial = operands.partial("sums", (2 * channels,))
         sums = operands.temporary("sum", (2 * channels,))
         share = 1.0 / (n * inner)
@@ -154,6 +177,34 @@ class BatchNorm(Layer):
                 kernels.bn_backward, [y, dy, dx, read_all(sums), read_all(inverse), share], 0.4
             ),
         ]
+
+    def _backward_with_scale(self, operands: Operands, kept: Use, dy: Use, dx: Use) -> list[Step]:
+        """Return the steps of a backward pass that includes those of the followers."""
+        n, channels, inner = self._view
+        scale = operands.followers[0]
+        y = kept if self._slope is None else read(operands.top[0], self._view)
+        partials = [operands.partial(name, (channels,)) for name in ("factor", "bias")]
+        totals = [operands.temporary(f"{name}_sum", (1, channels)) for name in ("factor", "bias")]
+        arrays = [y, kept, dy, *map(row, partials)]
+        steps = [
+            self._step(kernels.bn_scale_backward_sums, [*arrays, *self._rectifier, PIECE], 0.3)
+        ]
+        for index, (partial, total) in enumerate(zip(partials, totals, strict=True)):
+            sums = [rows(partial), write_all(total, (channels,))]
+            steps.append(Step(reduce_rows, [*sums, 0.0, BEGIN, END], channels))
+            if scale.learn[index]:
+                sums = [read_all(total), write_all(scale.param_diff[index], (channels,))]
+                accumulate = scale.accumulate(index)
+                steps.append(Step(reduce_rows, [*sums, accumulate, BEGIN, END], channels))
+        factors = [read_all(scale.param[0]), *(read_all(total, (channels,)) for total in totals)]
+        arguments: list[Argument] = [y, kept, dy, dx, *factors, read_all(self._inverse(operands))]
+        arguments += [1.0 / (n * inner), *self._rectifier]
+        return [*steps, self._step(kernels.bn_scale_backward, arguments, 0.5)]
+
+    @property
+    def _rectifier(self) -> list[Argument]:
+        """Whether an absorbed ReLU follows, and its slope."""
+        return [int(self._slope is not None), self._slope or 0.0]
 
     def _step(self, kernel: Kernel, arguments: Sequence[Argument], nanoseconds: float) -> Step:
         n, channels, inner = self._view

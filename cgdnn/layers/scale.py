@@ -107,6 +107,13 @@ class Scale(Layer):
         """Return one for each element."""
         return prod(self.bottom_shapes[0])
 
+    @property
+    def by_channel(self) -> bool:
+        """Whether it learns a factor and an offset for each channel."""
+        shape, bias = self.bottom_shapes[0], self.node.param.scale_param.bias_term
+        channels = (shape[0], 1, shape[1], prod(shape[2:])) if len(shape) > 1 else None
+        return self._learned and bias and not self._by_sample and self._view == channels
+
     def forward(self, operands: Operands) -> list[Step]:
         """Return one step over samples; in place, one before it that keeps the bottom."""
         x = read(operands.bottom[0], self._view)

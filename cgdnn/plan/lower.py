@@ -139,25 +139,41 @@ class Lowering:
         """
         homes = _Homes(self.assembly, dict(fresh or {}))
         works: list[Work] = []
+        spared: list[Work] = []
+        heads = set() if counting else self._absorbing(first, last)
+        absorbed = {other for index in heads for other in self.assembly.layers[index].absorbed}
+
+        def add(index: int, which: str) -> None:
+            made = self._pass(index, which, homes, with_followers=index in heads)
+            (spared if index in absorbed else works).extend(made)
+
         for part in parts:
             if part in ("forward", "again"):
                 for index in range(first, last):
                     if part == "again" and not self.assembly.layers[index].node.bottoms:
                         continue
-                    works += self._pass(index, "forward", homes)
+                    add(index, "forward")
             elif part == "backward":
                 for index in reversed(range(first, last)):
                     if self.assembly.layers[index].needs_backward:
                         if counting:
                             works += self._count(index, homes)
-                        works += self._pass(index, "backward_weights", homes)
-                        works += self._pass(index, "backward_data", homes)
+                        add(index, "backward_weights")
+                        add(index, "backward_data")
             else:
                 works += update
         needed, unmade = self._needed(works, lent)
         program = self._finish(needed, homes.fresh, lent)
-        program.unmade = unmade
+        kept = {buffer for work in spared for buffer in _written(work)}
+        program.unmade = unmade | {buffer for buffer in kept if buffer.kind == "state"}
         return program
+
+    def _absorbing(self, first: int, last: int) -> set[int]:
+        """Return the layers of [first, last) that absorb others which all lie there too."""
+        layers = self.assembly.layers
+        return {
+            i for i in range(first, last) if layers[i].absorbed and layers[i].absorbed[-1] < last
+        }
 
     def _needed(
         self, works: list[Work], lent: Collection[tuple[int, str]]
@@ -169,16 +185,14 @@ class Lowering:
         tuple of (list of Work, set of Buffer)
             The others, and the memory that is not filled.
         """
-        uses = [
-            {root(a.buffer): a.mode for a in work.step.arguments if isinstance(a, Use)}
+        read = {
+            root(argument.buffer)
             for work in works
-        ]
-        read = {buffer for each in uses for buffer, mode in each.items() if mode != "write"}
+            for argument in work.step.arguments
+            if isinstance(argument, Use) and argument.mode != "write"
+        }
         unread = self._roots(lent) - read if lent else set()
-        written = [
-            {buffer for buffer, mode in each.items() if mode != "read" and buffer.kind != "scratch"}
-            for each in uses
-        ]
+        written = [_written(work) for work in works]
         idle = [bool(each) and each <= unread for each in written]
         needed = [work for work, spare in zip(works, idle, strict=True) if not spare]
         unmade = {b for each, spare in zip(written, idle, strict=True) if spare for b in each}
@@ -221,7 +235,9 @@ class Lowering:
             for step in steps:
                 yield Work(f"{planned.node.name}.nonzeros", index, step)
 
-    def _pass(self, index: int, which: str, homes: _Homes) -> Iterator[Work]:
+    def _pass(
+        self, index: int, which: str, homes: _Homes, with_followers: bool = False
+    ) -> Iterator[Work]:
         planned = self.assembly.layers[index]
         node = planned.node
         candidate = self.choices[index][which]
@@ -258,27 +274,36 @@ class Lowering:
                 else homes.home(b, "diff", below)
                 for i, b in enumerate(node.bottoms)
             ]
-        params = [self.assembly.params[i] for i in planned.params]
-        forced = self.assembly.graph.force_backward
-        operands = Operands(
-            bottom,
-            top,
-            bottom_diff,
-            top_diff,
-            [data for data, _ in planned.views],
-            [diff for _, diff in planned.views],
-            planned.propagate,
-            [self.assembly.blobs[t].wants_diff for t in node.tops],
-            [p.declared.learned and (p.lr_mult != 0 or forced) for p in params],
-            key_of(self.seed, node.name),
-            routed,
-            _states=planned.states,
-            _prefix=node.name,
-        )
+        blobs = (bottom, top, bottom_diff, top_diff)
+        operands = self._operands(planned, blobs, routed, with_followers)
         steps = candidate.steps(planned.layer, operands)
         yield from reorders
         for step in steps:
             yield Work(f"{node.name}.{which}", index, step)
+
+    def _operands(
+        self,
+        planned: PlannedLayer,
+        blobs: tuple[list[Buffer], list[Buffer], list[Buffer], list[Buffer]],
+        routed: tuple[Buffer, Buffer] | None = None,
+        with_followers: bool = False,
+    ) -> Operands:
+        params = [self.assembly.params[i] for i in planned.params]
+        forced = self.assembly.graph.force_backward
+        followers = [self.assembly.layers[i] for i in planned.absorbed if with_followers]
+        return Operands(
+            *blobs,
+            [data for data, _ in planned.views],
+            [diff for _, diff in planned.views],
+            planned.propagate,
+            [self.assembly.blobs[t].wants_diff for t in planned.node.tops],
+            [p.declared.learned and (p.lr_mult != 0 or forced) for p in params],
+            key_of(self.seed, planned.node.name),
+            routed,
+            [self._operands(follower, ([], [], [], [])) for follower in followers],
+            _states=planned.states,
+            _prefix=planned.node.name,
+        )
 
     def _routed(
         self, planned: PlannedLayer, want: Callable[[int, str, str], Buffer]
@@ -364,6 +389,16 @@ class Lowering:
                 argument.mode != "write",
                 argument.buffer,
             )
+
+
+def _written(work: Work) -> set[Buffer]:
+    """Return the memory that a work writes, besides scratch."""
+    return {
+        root(argument.buffer)
+        for argument in work.step.arguments
+        if isinstance(argument, Use) and argument.mode != "read"
+        if argument.buffer.kind != "scratch"
+    }
 
 
 def count_nonzero(array: npt.NDArray[Any], count: npt.NDArray[Any]) -> None:

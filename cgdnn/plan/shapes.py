@@ -91,6 +91,8 @@ class PlannedLayer:
     """The layer's own memory, shared by its passes."""
     reader: int | None = None
     """Index of the only layer that reads top 0, where there is just one and not in place."""
+    absorbed: list[int] = field(default_factory=list)
+    """Indices of the layers whose passes its own can include (see `Layer.absorbs`)."""
 
     @property
     def learns(self) -> bool:
@@ -194,6 +196,7 @@ def assemble(
     assembly = Assembly(graph, layers, [_made(blob) for blob in blobs], params, warnings)
     _decide_backward(assembly)
     _find_readers(assembly)
+    _find_absorbed(assembly)
     return assembly
 
 
@@ -405,6 +408,20 @@ def _find_readers(assembly: Assembly) -> None:
         reader = assembly.layers[readers[top][0]]
         if top not in reader.node.tops:
             planned.reader, planned.layer.reader = readers[top][0], reader.layer
+
+
+def _find_absorbed(assembly: Assembly) -> None:
+    """Ask each layer which of those behind it, in place one after the other, it absorbs."""
+    for index, planned in enumerate(assembly.layers):
+        followers: list[int] = []
+        for other in range(index + 1, len(assembly.layers)):
+            node = assembly.layers[other].node
+            if planned.node.tops[:1] != node.bottoms or node.bottoms != node.tops:
+                break
+            followers.append(other)
+        if followers and all(planned.propagate):
+            count = planned.layer.absorbs([assembly.layers[other].layer for other in followers])
+            planned.absorbed = followers[:count]
 
 
 def check_gradients_possible(assembly: Assembly) -> None:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from cgdnn.kernels import norm
+from cgdnn.kernels import activation, norm
 from tests.kernels.agree import assert_agrees
 
 RNG = np.random.default_rng(3)
@@ -143,3 +143,54 @@ def test_overwriting_does_not_read_what_was_there():
     dw = np.full((1, 1), np.nan)
     norm.scale_backward_factor_rows(x, x, dw, 0.0, 0, 1)
     assert dw[0, 0] == 4.0
+
+
+@DTYPES
+@SHAPES
+@pytest.mark.parametrize("slope", [None, 0.0, 0.25])
+def test_chain_gives_what_its_parts_give(dtype, shape, slope):
+    n, channels, inner = shape
+    rng = np.random.default_rng(5)
+    x, dy = (rng.normal(size=shape).astype(dtype) for _ in range(2))
+    mean, inverse, w, b = (rng.normal(size=channels).astype(dtype) for _ in range(4))
+    rectifier = (int(slope is not None), slope or 0.0)
+    x[0, 0, 0] = mean[0]
+    b[0], x[-1, -1, -1] = 0.0, np.nan
+
+    kept, normal = np.empty_like(x), np.empty_like(x)
+    norm.bn_normalize_keep(x, normal, kept, mean, inverse, 0, n)
+    view, row = (n, 1, channels, inner), (1, channels)
+    y = np.empty_like(x)
+    norm.scale_multiply_add(
+        kept.reshape(view), w.reshape(row), b.reshape(row), y.reshape(view), 0, n
+    )
+    if slope is not None:
+        activation.relu_forward(y.reshape(n, -1), y.reshape(n, -1), slope, 0, n)
+    mine, mine_kept = np.empty_like(x), np.empty_like(x)
+    norm.bn_scale_forward(x, mine, mine_kept, mean, inverse, w, b, *rectifier, 0, n)
+    np.testing.assert_array_equal(mine, y)
+    np.testing.assert_array_equal(mine_kept, kept)
+
+    kept[-1, -1, -1] = y[-1, -1, -1] = 0.5
+    below = dy.copy()
+    if slope is not None:
+        flat = (y.reshape(n, -1), dy.reshape(n, -1), below.reshape(n, -1))
+        activation.relu_backward(*flat, slope, 0, n)
+    factor, bias = np.empty((2, 2, channels), dtype)
+    norm.scale_backward_both(kept.reshape(view), below.reshape(view), factor, bias, 1, 1, n)
+    my_factor, my_bias = np.empty_like(factor), np.empty_like(bias)
+    output = kept if slope is None else y
+    norm.bn_scale_backward_sums(output, kept, dy, my_factor, my_bias, *rectifier, 1, 1, n)
+    np.testing.assert_array_equal(my_factor[1], factor[1])
+    np.testing.assert_array_equal(my_bias[1], bias[1])
+
+    scaled, dx = np.empty_like(x), np.empty_like(x)
+    norm.scale_multiply(below.reshape(view), w.reshape(row), scaled.reshape(view), 0, n)
+    sums = np.empty((1, 2 * channels), dtype)
+    norm.bn_backward_sums(kept, scaled, sums, 0, 0, n)
+    norm.bn_backward(kept, scaled, dx, sums[0], inverse, 0.1, 0, n)
+    norm.scale_backward_both(kept.reshape(view), below.reshape(view), factor, bias, 0, 0, n)
+    totals = (factor[0], bias[0], inverse, 0.1)
+    norm.bn_scale_backward(output, kept, dy, dy, w, *totals, *rectifier, 0, n)
+    tolerance = 1e-5 if dtype == "float32" else 1e-13
+    np.testing.assert_allclose(dy, dx, rtol=0, atol=tolerance * np.abs(dx).max())
