@@ -140,7 +140,7 @@ class Lowering:
         homes = _Homes(self.assembly, dict(fresh or {}))
         works: list[Work] = []
         spared: list[Work] = []
-        heads = set() if counting else self._absorbing(first, last)
+        heads = self._absorbing(first, last)
         absorbed = {other for index in heads for other in self.assembly.layers[index].absorbed}
 
         def add(index: int, which: str) -> None:
@@ -201,17 +201,25 @@ class Lowering:
     def nonzeros(self) -> dict[str, tuple[Buffer, int]]:
         """Return, for each layer that multiplies and learns, where it counts and of how many.
 
-        The buffer holds the count of non-zeros in the diff of top 0, as the last run found it that
-        was made with `counting`; the number is the size of that diff.
+        Not for one that another layer can absorb, whose top may have no diff of its own. The
+        buffer holds the count of non-zeros in the diff of top 0, as the last run found it that was
+        made with `counting`; the number is the size of that diff.
         """
         return {
             planned.node.name: (
                 _nonzeros(planned),
                 prod(self.assembly.blobs[planned.node.tops[0]].shape),
             )
-            for planned in self.assembly.layers
-            if _is_counted(planned)
+            for index, planned in enumerate(self.assembly.layers)
+            if self._is_counted(index)
         }
+
+    def _is_counted(self, index: int) -> bool:
+        """Tell whether a layer multiplies, learns, and always has a diff of its top to count in."""
+        planned = self.assembly.layers[index]
+        if any(index in other.absorbed for other in self.assembly.layers):
+            return False
+        return planned.needs_backward and planned.learns and planned.layer.multiply_adds() > 0
 
     def single_pass(self, layer: int, which: str) -> Program:
         """Return the program of one pass of one layer, for measuring."""
@@ -229,7 +237,7 @@ class Lowering:
 
     def _count(self, index: int, homes: _Homes) -> Iterator[Work]:
         planned = self.assembly.layers[index]
-        if _is_counted(planned):
+        if self._is_counted(index):
             diff, steps = homes.want(planned.node.tops[0], "diff", layouts.NCHW)
             steps.append(Step(count_nonzero, [read_all(diff), write_all(_nonzeros(planned))]))
             for step in steps:
@@ -404,10 +412,6 @@ def _written(work: Work) -> set[Buffer]:
 def count_nonzero(array: npt.NDArray[Any], count: npt.NDArray[Any]) -> None:
     """Write the number of non-zeros of `array` to ``count[0]``."""
     count[0] = np.count_nonzero(array)
-
-
-def _is_counted(planned: PlannedLayer) -> bool:
-    return planned.needs_backward and planned.learns and planned.layer.multiply_adds() > 0
 
 
 def _nonzeros(planned: PlannedLayer) -> Buffer:

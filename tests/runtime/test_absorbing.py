@@ -103,3 +103,14 @@ def test_running_statistics_are_applied_one_by_one():
     net = made(SCALE, RELU, phase="TEST")
     net.forward()
     assert {"bn.forward", "scale.forward", "relu.forward"} <= names(net)
+
+
+def test_zeros_are_counted_without_taking_the_chain_apart():
+    net = made(SCALE, RELU)
+    net.watch_zeros()
+    net.run(BOTH)
+    diffs = {"conv": net.blobs["c"].diff, "ip": net.blobs["y"].diff}
+    assert net.count_zeros() == {
+        name: 1 - np.count_nonzero(diff) / diff.size for name, diff in diffs.items()
+    }
+    assert "scale.forward" not in names(net)
