@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, inf, prod
 
 from cgdnn.kernels import conv_winograd as kernels
@@ -172,10 +174,9 @@ class Winograd:
     @property
     def _few_cost(self) -> float:
         """The estimated nanoseconds of the forward pass with tiles in the lanes."""
-        channels, vectors = (
-            self.w[1],
-            kernels.padded(self._tiles(kernels.FORWARD)) / kernels.padded(1),
-        )
+        channels = self.w[1]
+        tiles = kernels.padded(prod(self._grid(kernels.FORWARD)))
+        vectors = self.x[0] * tiles / kernels.padded(1)
         each = self.filters * (_FEW_PRODUCT * channels + _FEW_INVERSE) + _FEW_INPUT * channels
         frequencies = self._blocking(kernels.FORWARD).frequencies
         return vectors * frequencies * each + _FEW_OUTPUT * prod(self.y)
@@ -205,29 +206,12 @@ class Winograd:
             planes,
             _FILTER * size**2,
         )
-        return [
-            transform,
-            *(
-                Step(
-                    few.conv_forward_winograd_few,
-                    [
-                        read(x, self.x),
-                        read_all(u, (filters, channels, size, size)),
-                        bias,
-                        int(self.bias),
-                        write(y, self.y),
-                        *self.pad,
-                        band,
-                        *scratch,
-                        BEGIN,
-                        END,
-                    ],
-                    self.x[0],
-                    self._few_cost / self.x[0],
-                )
-                for x, y in pairs
-            ),
-        ]
+        weights: list[Argument] = [read_all(u, (filters, channels, size, size))]
+        weights += [bias, int(self.bias)]
+        rest: list[Argument] = [*self.pad, band, *scratch]
+        cost = self._few_cost / self.x[0]
+        step = partial(Step, few.conv_forward_winograd_few, extent=self.x[0], cost=cost)
+        return [transform, *_for_each(pairs, (self.x, self.y), weights, rest, step)]
 
     def _products(
         self,
@@ -268,31 +252,11 @@ class Winograd:
             operands.scratch("v", (blocking.tiles_scratch(blocking.channels),)),
             operands.scratch("m", (blocking.tiles_scratch(blocking.filters),)),
         ]
-        block: list[Argument] = [blocking.images, blocking.down, blocking.across]
+        rest = [*geometry, blocking.images, blocking.down, blocking.across, *scratch]
         units = self.x[0] // blocking.images
         cost = self._channels_cost(form) / units
-        return [
-            transform,
-            *(
-                Step(
-                    kernels.conv_winograd,
-                    [
-                        read(source, shapes[0]),
-                        read_all(u),
-                        *bias,
-                        write(target, shapes[1]),
-                        *geometry,
-                        *block,
-                        *scratch,
-                        BEGIN,
-                        END,
-                    ],
-                    units,
-                    cost,
-                )
-                for source, target in pairs
-            ),
-        ]
+        step = partial(Step, kernels.conv_winograd, extent=units, cost=cost)
+        return [transform, *_for_each(pairs, shapes, [read_all(u), *bias], rest, step)]
 
     def _over_batches(
         self,
@@ -310,29 +274,11 @@ class Winograd:
         depth, covered = self._blocking(form).channels, (plane[2], plane[3])
         lengths = batch.scratch_of(self.taps, depth, covered)
         scratch = [operands.scratch(f"batch{i}", (length,)) for i, length in enumerate(lengths)]
+        rest = [*geometry[1:], together, *scratch]
         units = self.x[0] // together
-        return [
-            transform,
-            *(
-                Step(
-                    batch.conv_winograd_batch,
-                    [
-                        read(source, shapes[0]),
-                        read_all(u),
-                        *bias,
-                        write(target, shapes[1]),
-                        *geometry[1:],
-                        together,
-                        *scratch,
-                        BEGIN,
-                        END,
-                    ],
-                    units,
-                    self._images_cost(form) / units,
-                )
-                for source, target in pairs
-            ),
-        ]
+        cost = self._images_cost(form) / units
+        step = partial(Step, batch.conv_winograd_batch, extent=units, cost=cost)
+        return [transform, *_for_each(pairs, shapes, [read_all(u), *bias], rest, step)]
 
     def _filters_step(self, operands: Operands, form: int) -> tuple[Buffer, Step]:
         """Return U, and the step that makes it."""
@@ -487,3 +433,17 @@ class Winograd:
             extent,
             self._channels_cost(kernels.FORWARD) / extent,
         )
+
+
+def _for_each(
+    pairs: list[tuple[Buffer, Buffer]],
+    shapes: tuple[Shape, Shape],
+    weights: list[Argument],
+    rest: list[Argument],
+    step: Callable[[list[Argument]], Step],
+) -> list[Step]:
+    """Return a step over samples for each source and target."""
+    return [
+        step([read(source, shapes[0]), *weights, write(target, shapes[1]), *rest, BEGIN, END])
+        for source, target in pairs
+    ]
