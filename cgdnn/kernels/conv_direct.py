@@ -495,6 +495,16 @@ def conv_direct_pixels(  # type: ignore[no-untyped-def]
                             )  # fmt: skip
 
 
+@emitted
+def _copy_vectors(e, y, y_start, x, x_start, x_row, rows, count):  # type: ignore[no-untyped-def]
+    """Set a vector of y for each of some rows of x to its first `count` elements, and zeros."""
+    build, mask = e.builder, e.first_lanes(count)
+    rows_of_x, vectors = (e.at(x, x_start), x_row), (e.at(y, y_start), e.integer(e.lanes))
+    with e.sweep(rows, rows_of_x, vectors) as (source, target):
+        e.prefetch(e.at(source, build.mul(x_row, e.integer(16))))
+        e.store(e.load(source, mask), target)
+
+
 @kernel(array(3), array(3), INT, INT, INT, INT, INT)
 def conv_direct_pack(w, packed, group, transposed, lanes_first, begin, end):  # type: ignore[no-untyped-def]
     """Set units [begin, end) of the packed weights.
@@ -528,6 +538,9 @@ def conv_direct_pack(w, packed, group, transposed, lanes_first, begin, end):  # 
                 for i in range(target, target + depth * width):
                     target_flat[i] = 0
             start = (g * outer * inner + row) * taps if transposed else (g * outer + row) * depth
+            if lanes_first and run == 1:
+                _copy_vectors(packed, target, w, start, inner, runs, count)
+                continue
             for o in range(runs):
                 source = start + o * inner * taps
                 place = target + o * run * width
