@@ -561,15 +561,17 @@ def conv_direct_pack(w, packed, group, transposed, lanes_first, begin, end):  # 
 def _weights_tile(  # type: ignore[no-untyped-def]
     e, x, x_start, u, uses_u, x_image, x_row, x_pixel, x_scalar, dy, dy_start, dy_vector, images,
     rows, columns, dw, dw_start, dw_vector, scalars, vectors,
+    next_dy, next_start, next_image, next_row, next_filter,
 ):  # fmt: skip
     """Add to some neighbouring rows of dw, for one or two vectors of filters.
 
     Pixel after pixel, values of x that are `x_scalar` apart meet vectors of dy, which follow each
-    other. Compiled once for each shape of the tile.
+    other. Compiled once for each shape of the tile. Meanwhile the pixels of 16 filters, which are
+    `next_filter` apart, come to the first cache.
     """
     build = e.builder
     x = e.at(build.select(build.icmp_signed("!=", uses_u, e.integer(0)), u, x), x_start)
-    dy, dw = e.at(dy, dy_start), e.at(dw, dw_start)
+    dy, dw, next_dy = e.at(dy, dy_start), e.at(dw, dw_start), e.at(next_dy, next_start)
     tiles, number = _scalar_tiles(e, scalars, vectors, most_scalars()[:2])
     row_length = build.mul(columns, e.integer(e.lanes))
     image_length = build.mul(rows, row_length)
@@ -597,6 +599,7 @@ def _weights_tile(  # type: ignore[no-untyped-def]
                 firsts = e.stepping(x_r, build.mul(x_scalar, e.integer(3)), -(-count // 3))
                 moving = [(first, x_pixel) for first in firsts]
                 ahead = e.at(x_r, build.mul(x_scalar, e.integer(count)))
+                later = e.at(next_dy, build.mul(n.index, next_image), build.mul(r.index, next_row))
                 slot = e.variable(e.integer(0))
                 with e.sweep(columns, (dy_r, e.integer(e.lanes)), *moving) as (dy_j, *x_j):
                     # What the next scalars are read from: 16 pixels of 16 channels, in turn.
@@ -605,6 +608,7 @@ def _weights_tile(  # type: ignore[no-untyped-def]
                     channel = build.and_(j, e.integer(15))
                     pixel = build.sub(j, channel)
                     e.prefetch(e.at(ahead, build.mul(channel, x_scalar), pixel))
+                    e.prefetch(e.at(later, build.mul(channel, next_filter), pixel))
                     right = [e.load(e.at(dy_j, offset)) for offset in offsets]
                     near = [e.integer(0), x_scalar, build.mul(x_scalar, e.integer(2))]
                     left = [e.at(x_j[p // 3], near[p % 3]) for p in range(count)]
@@ -730,6 +734,11 @@ def _add_gradients(  # type: ignore[no-untyped-def]
                 most = _most_scalars(x, min(2, b_end - b_begin))
                 parts = (run + most - 1) // most
                 tiles = (b_end - b_begin + 1) // 2
+                # What is re-laid next of dy: each tile fetches a block of filters.
+                more = r_begin + band < oh
+                next_n, next_r = (n, r_begin + band) if more else (n + together, 0)
+                later = ((next_n * dy.shape[1] + g * filters + b_begin * lanes) * oh + next_r) * ow
+                block = 0
                 target = dw_start + (g * units * unit + b_begin * lanes) * depth
                 for q in range(kernel_rows):
                     for j in range(runs):
@@ -747,7 +756,10 @@ def _add_gradients(  # type: ignore[no-untyped-def]
                                     dw, target + (k * depth + (q * runs + j) * run + left) * lanes,
                                     depth * lanes, count,
                                     (b_end - b_begin) * (tile + 1) // tiles - k,
+                                    dy, later + block * lanes * oh * ow,
+                                    dy.shape[1] * oh * ow, ow, oh * ow,
                                 )  # fmt: skip
+                                block = min(block + 1, b_end - b_begin - 1)
 
 
 _NUMBERS = (array(1, "int64"), *(INT,) * 15, scratch(1), scratch(1))

@@ -25,8 +25,9 @@ _INPUT_ELEMENTS = 96 << 10
 _WEIGHT_ELEMENTS = 64 << 10
 _SEGMENT_STEPS = 256
 """Entries of a table, at most: it stays in the first cache."""
-_GRADIENT_ELEMENTS = 160 << 10
-"""Re-laid values of the input, and as many of dy, for the weight gradient."""
+_GRADIENT_INPUT, _GRADIENT_ELEMENTS = 160 << 10, 64 << 10
+"""Values of the input, and of dy, that are re-laid at a time for the weight gradient. The second
+cache has room for them, for as much of dy that comes next, and for sums."""
 _GRADIENT_PIXELS = 448
 """Pixels of a sum of the weight gradient at a time, where x is read where it lies: those of the
 channels of a tile stay in the first cache, while vectors of dy pass by."""
@@ -496,7 +497,7 @@ def backward_weights(window: Window, units: int | None = None) -> WeightStencil:
             return False
         if not relays:
             return pixels <= _GRADIENT_PIXELS
-        return together * height * width * pitch <= _GRADIENT_ELEMENTS
+        return together * height * width * pitch <= _GRADIENT_INPUT
 
     band = max((r for r in range(2, rows.output + 1) if fits(r, 1)), default=1)
     band = -(-rows.output // -(-rows.output // band))  # of equal height
