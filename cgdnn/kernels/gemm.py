@@ -83,13 +83,14 @@ def _emit_broadcast_tile(  # type: ignore[no-untyped-def]
     most_rows, most_vectors = _nn_shape()
     last_lane = build.sub(columns, e.integer(1))
     vectors = build.sdiv(last_lane, e.integer(e.lanes))  # less one
-    mask = e.first_lanes(build.sub(columns, build.mul(vectors, e.integer(e.lanes))))
+    mask = e.held(e.first_lanes(build.sub(columns, build.mul(vectors, e.integer(e.lanes)))))
     more = build.sub(rows, e.integer(_NN_LEAST_ROWS))
     more = build.select(build.icmp_signed("<", more, e.integer(0)), e.integer(0), more)
     last_row = build.sub(rows, e.integer(1))
     variant = build.add(build.mul(more, e.integer(most_vectors)), vectors)
     with e.cases(variant, (most_rows - _NN_LEAST_ROWS + 1) * most_vectors) as each:
         for case in each:
+            e.free_registers()
             mr, nv = case // most_vectors + _NN_LEAST_ROWS, case % most_vectors + 1
             numbers = [e.integer(m) for m in range(mr)]
             if mr == _NN_LEAST_ROWS:

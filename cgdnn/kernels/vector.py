@@ -219,6 +219,29 @@ class Emitter:
         limit = self.splat(self.builder.trunc(count, _I32), kind.count)
         return self.builder.icmp_signed("<", numbers, limit)
 
+    def held(self, mask: Any) -> Any:
+        """Return a mask that is in a register of its own where there are registers of masks.
+
+        LLVM repeats a comparison in front of each use, in innermost loops, too, where its operands
+        take the room of sums.
+        """
+        if machine.vector_bytes() < 64:
+            return mask
+        build, kind = self.builder, ir.IntType(mask.type.count)
+        same = ir.FunctionType(kind, [kind])
+        number = build.asm(same, "", "=r,0", [build.bitcast(mask, kind)], side_effect=False)
+        return build.bitcast(number, mask.type)
+
+    def free_registers(self) -> None:
+        """Let no vector that is needed later stay in a register from here on, of 32.
+
+        Before a loop whose sums fill them: LLVM may keep constants of the code behind it in some.
+        """
+        if machine.vector_bytes() == 64:
+            names = ",".join(f"~{{zmm{i}}}" for i in range(32))
+            nothing = ir.FunctionType(ir.VoidType(), [])
+            self.builder.asm(nothing, "", names, [], side_effect=True)
+
     def scalar(self, pointer: Any) -> Any:
         """Load one element."""
         return self.builder.load(pointer)

@@ -1,9 +1,3 @@
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -12,7 +6,6 @@ from cgdnn.kernels._jit import INT, array, kernel
 from cgdnn.kernels.vector import lanes_of
 from cgdnn.kernels.winograd_tiles import multiply_blocks, panel_vectors
 
-ROOT = Path(__file__).parents[2]
 TOLERANCE = {"float32": 1e-5, "float64": 1e-13}
 
 
@@ -43,42 +36,3 @@ def test_products_of_one_panel(dtype, keep, depth, vectors):
     left = a.transpose(1, 0, 2).reshape(room, -1)[:rows, :depth]
     want = keep / 2 + np.einsum("ik,kvl->ivl", left, b)
     np.testing.assert_allclose(c[:rows], want, rtol=0, atol=depth * TOLERANCE[dtype])
-
-
-def innermost_loops(assembly):
-    """Yield the lines of each loop that has no loop in it."""
-    lines = assembly.splitlines()
-    labels = {line[:-1]: i for i, line in enumerate(lines) if re.fullmatch(r"\.LBB\w+:", line)}
-    loops = []
-    for end, line in enumerate(lines):
-        jump = re.match(r"\tj\w+\t(\.LBB\w+)", line)
-        if jump and labels.get(jump[1], end) < end:
-            loops.append((labels[jump[1]], end))
-    for start, end in loops:
-        if not any(start <= s and e <= end and (s, e) != (start, end) for s, e in loops):
-            yield lines[start:end]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", [{}, {"NUMBA_CPU_NAME": "haswell"}])
-def test_sums_stay_in_registers(target, tmp_path):
-    script = "from tests.kernels.test_winograd_tiles import products; products.entry('float32')"
-    run = subprocess.run(
-        [sys.executable, "-c", script],
-        env={
-            **os.environ,
-            **target,
-            "NUMBA_DUMP_ASSEMBLY": "1",
-            "CGDNN_CACHE_DIR": str(tmp_path),
-        },
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    multiplies = [
-        loop for loop in innermost_loops(run.stdout) if any("vfmadd" in line for line in loop)
-    ]
-    assert len(multiplies) >= 2
-    for loop in multiplies:
-        assert not [line for line in loop if "mm" in line and "(%rsp" in line]

@@ -1,0 +1,58 @@
+"""Sums stay in registers: the innermost loops of compiled tiles touch no vector on the stack."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TILES = [
+    "cgdnn.kernels.conv_direct.conv_direct_filters",
+    "cgdnn.kernels.conv_direct.conv_direct_pixels",
+    "cgdnn.kernels.conv_direct.conv_direct_backward_weights",
+    "cgdnn.kernels.conv_unfold.conv_forward_unfold",
+    "cgdnn.kernels.conv_unfold.conv_backward_weights_unfold",
+    "cgdnn.kernels.inner_product.product_nt",
+    "tests.kernels.test_winograd_tiles.products",
+]
+
+
+def innermost_loops(assembly):
+    """Yield the lines of each loop that is one block: a label, and a jump back to it."""
+    lines = assembly.splitlines()
+    start = 0
+    for end, line in enumerate(lines):
+        if re.fullmatch(r"\.LBB\w+:", line):
+            start = end
+        jump = re.match(r"\tj\w+\t(\.LBB\w+)", line)
+        if jump and lines[start] == f"{jump[1]}:":
+            yield lines[start:end]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("target", [{}, {"NUMBA_CPU_NAME": "haswell"}])
+def test_sums_stay_in_registers(target, tile, tmp_path):
+    module, _, name = tile.rpartition(".")
+    run = subprocess.run(
+        [sys.executable, "-c", f"from {module} import {name}; {name}.entry('float32')"],
+        env={
+            **os.environ,
+            **target,
+            "NUMBA_DUMP_ASSEMBLY": "1",
+            "CGDNN_CACHE_DIR": str(tmp_path),
+        },
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    multiplies = [
+        loop for loop in innermost_loops(run.stdout) if any("vfmadd" in line for line in loop)
+    ]
+    assert len(multiplies) >= 2
+    for loop in multiplies:
+        assert not [line for line in loop if "mm" in line and "(%rsp" in line]
