@@ -164,8 +164,9 @@ class Lowering:
                 works += update
         needed, unmade = self._needed(works, lent)
         program = self._finish(needed, homes.fresh, lent)
+        program.unmade = unmade
         kept = {buffer for work in spared for buffer in _written(work)}
-        program.unmade = unmade | {buffer for buffer in kept if buffer.kind == "state"}
+        program.spared = {buffer for buffer in kept if buffer.kind == "state"}
         return program
 
     def _absorbing(self, first: int, last: int) -> set[int]:

@@ -70,6 +70,8 @@ class Program:
         What it reads before writing it, and what it writes.
     unmade : set of Buffer
         The lent blobs and diffs that no task makes, since no other one reads them.
+    spared : set of Buffer
+        What absorbed layers would keep for a backward pass of their own.
     """
 
     tasks: list[Task]
@@ -83,6 +85,7 @@ class Program:
     found: set[Buffer] = field(default_factory=set)
     made: set[Buffer] = field(default_factory=set)
     unmade: set[Buffer] = field(default_factory=set)
+    spared: set[Buffer] = field(default_factory=set)
 
     @cached_property
     def lost(self) -> set[Buffer]:

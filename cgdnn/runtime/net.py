@@ -150,6 +150,7 @@ class Net:
         self._fresh: Fresh = {}
         self._pinned: set[tuple[int, str]] = set()
         self._lost: set[Buffer] = set()
+        self._spared: set[Buffer] = set()
         """What the last run was lent, and so left without content."""
         lendable = assembly.lendable()
         self._lendable = {
@@ -431,19 +432,21 @@ class Net:
             run.program.patch("counter", self.counter)
             program = run.program.program
             undo = self.remember()
-            for buffer in program.found & self._lost:
+            for buffer in program.found & (self._lost | self._spared):
                 raise UsageError(
                     f"{buffer.name} was not kept, since gradients of a whole iteration reuse "
                     "memory. Run the backward pass from the last layer on."
                 )
             lost = self._lost - program.made
             self._lost |= program.lost
+            self._spared |= program.spared
             try:
                 self._run(run, trace)
             except BaseException:  # the pass did not happen: it can be tried again
                 undo()
                 raise
             self._lost = lost | program.lost
+            self._spared -= program.made
             if counting:
                 self._watching, self._counted = False, True
             self._fresh.update(program.fresh)

@@ -99,6 +99,15 @@ def test_what_only_the_parts_keep_is_never_made_up():
     net.backward()
 
 
+def test_a_backward_pass_computes_nothing_forward():
+    net = made(SCALE, RELU)
+    for _ in range(2):
+        net.forward()
+        net.backward()
+    assert {key[0] for key in net._programs} == {("forward",), ("backward",)}
+    assert net.params["bn"][2].data[0] == pytest.approx(1 + 0.999)
+
+
 def test_running_statistics_are_applied_one_by_one():
     net = made(SCALE, RELU, phase="TEST")
     net.forward()
