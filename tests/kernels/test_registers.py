@@ -15,6 +15,9 @@ TILES = [
     "cgdnn.kernels.conv_direct.conv_direct_backward_weights",
     "cgdnn.kernels.conv_unfold.conv_forward_unfold",
     "cgdnn.kernels.conv_unfold.conv_backward_weights_unfold",
+    "cgdnn.kernels.conv_sparse.conv_backward_weights_sparse(5, False)",
+    "cgdnn.kernels.conv_sparse.conv_backward_weights_sparse(15, True, True)",
+    "cgdnn.kernels.conv_sparse.conv_backward_data_sparse(5)",
     "cgdnn.kernels.inner_product.product_nt",
     "tests.kernels.test_winograd_tiles.products",
 ]
@@ -36,9 +39,9 @@ def innermost_loops(assembly):
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("target", [{}, {"NUMBA_CPU_NAME": "haswell"}])
 def test_sums_stay_in_registers(target, tile, tmp_path):
-    module, _, name = tile.rpartition(".")
+    module = tile.partition("(")[0].rpartition(".")[0]
     run = subprocess.run(
-        [sys.executable, "-c", f"from {module} import {name}; {name}.entry('float32')"],
+        [sys.executable, "-c", f"import {module}; {tile}.entry('float32')"],
         env={
             **os.environ,
             **target,
