@@ -33,7 +33,7 @@ from cgdnn.layers._base import (
 from cgdnn.plan import layout as layouts
 from cgdnn.plan.buffers import first_uses, place, root
 from cgdnn.plan.depend import connect
-from cgdnn.plan.order import urgency
+from cgdnn.plan.order import furthest, urgency
 from cgdnn.plan.partition import cut, partial_limit
 from cgdnn.plan.shapes import Assembly, PlannedLayer
 from cgdnn.plan.tasks import Access, Program, Task
@@ -41,6 +41,8 @@ from cgdnn.plan.tune import TuningTable, choose
 
 PASSES = ("forward", "backward_weights", "backward_data")
 ARENA = 0  # the space number of the shared arena
+_CACHED_BYTES = 64 << 20
+"""Values of a net beyond which its tasks run depth first: twice what last caches hold."""
 
 Fresh = dict[tuple[int, str], frozenset[str]]
 
@@ -339,7 +341,7 @@ class Lowering:
             ordered,
             successors,
             waits,
-            urgency(ordered, successors),
+            furthest(ordered) if self._exceeds_caches else urgency(ordered, successors),
             placement.places,
             placement.arena_bytes,
             placement.scratch_bytes,
@@ -347,6 +349,12 @@ class Lowering:
             found,
             made,
         )
+
+    @property
+    def _exceeds_caches(self) -> bool:
+        """Whether the values of all blobs are larger than caches."""
+        homes = {root(blob.data) for blob in self.assembly.blobs}
+        return sum(map(self.size_of, homes)) > _CACHED_BYTES
 
     def _roots(self, lent: Collection[tuple[int, str]]) -> set[Buffer]:
         """Return the memory that is lent, which no other blob may have a part in.

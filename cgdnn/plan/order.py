@@ -1,14 +1,21 @@
-"""Decide which of several ready tasks runs first: the one with the longest way to the end.
+"""Decide which of several ready tasks runs first.
 
-The way to the end of a task is its own estimated time and the longest of those that wait for it
-(list scheduling by critical path: Graham 1969, Kohler 1975). So the few long chains of an iteration
-start early, and what nothing waits for, such as weight gradients, fills the gaps. Values are the
-same bits in any order that the edges allow; only the time differs.
+Either the one with the longest way to the end, which is its own estimated time and the longest of
+those that wait for it (list scheduling by critical path: Graham 1969, Kohler 1975). So the few long
+chains of an iteration start early, and what nothing waits for, such as weight gradients, fills the
+gaps. Or, where blobs are larger than caches, the one furthest on: what a piece of the minibatch has
+just written is read while it is near. Values are the same bits in any order that the edges allow;
+only the time differs.
 """
 
 from __future__ import annotations
 
 from cgdnn.plan.tasks import Task
+
+
+def furthest(tasks: list[Task]) -> list[int]:
+    """Return the numbers of all tasks, those furthest on in the program first."""
+    return list(range(len(tasks)))[::-1]
 
 
 def urgency(tasks: list[Task], successors: list[list[int]]) -> list[int]:

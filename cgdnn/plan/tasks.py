@@ -58,7 +58,7 @@ class Program:
     waits : list of int
         For each task, how many tasks it waits for.
     order : list of int
-        All tasks, the most urgent first (see `cgdnn.plan.order`).
+        All tasks, those that go first where several are ready (see `cgdnn.plan.order`).
     places : dict
         Short-lived or lent buffer -> byte offset in the arena; scratch -> offset in a
         worker's block.

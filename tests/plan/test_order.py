@@ -1,5 +1,5 @@
 from cgdnn.layers._base import Step
-from cgdnn.plan.order import urgency
+from cgdnn.plan.order import furthest, urgency
 from cgdnn.plan.tasks import Task
 
 
@@ -29,3 +29,7 @@ def test_join_costs_nothing_but_hands_its_way_on():
 
 def test_ties_keep_the_order_of_the_program():
     assert urgency([task(0), task(0), task(0)], [[2], [], []]) == [0, 1, 2]
+
+
+def test_depth_first_takes_the_last_of_the_program():
+    assert furthest([task(1), task(5), task(1)]) == [2, 1, 0]
