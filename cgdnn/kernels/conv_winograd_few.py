@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from cgdnn.kernels._jit import INT, array, device, kernel, scratch
 from cgdnn.kernels.conv_winograd import padded
-from cgdnn.kernels.relay import from_lanes, to_lanes
+from cgdnn.kernels.relay import copy_run, from_lanes, to_lanes
 from cgdnn.kernels.vector import lanes_of
 from cgdnn.kernels.winograd_points import OUTPUTS
 from cgdnn.kernels.winograd_tiles import (
-    copy_run,
     filters_to_panel,
     outputs_of_tiles,
     phases_from_row,

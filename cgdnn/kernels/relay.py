@@ -112,3 +112,10 @@ def fill_zero(e, plane, start, count):  # type: ignore[no-untyped-def]
     plane = e.at(plane, start)
     with e.sweep(count, (plane, e.integer(e.lanes))) as (place,):
         e.store(e.zero(), place)
+
+
+@emitted
+def copy_run(e, x, x_start, y, y_start, count):  # type: ignore[no-untyped-def]
+    """Copy `count` elements."""
+    for (source, target), mask in e.along(count, e.at(x, x_start), e.at(y, y_start)):
+        e.store(e.load(source, mask), target, mask)

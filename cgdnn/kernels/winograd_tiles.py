@@ -463,10 +463,3 @@ def outputs_of_tiles(  # type: ignore[no-untyped-def]
                     values = [build.fadd(value, more) for value in _product(e, matrix, values)]
                     for i, value in enumerate(_interleaved(e, values)):
                         e.store(value, e.at(target, e.integer(i * lanes)))
-
-
-@emitted
-def copy_run(e, x, x_start, y, y_start, count):  # type: ignore[no-untyped-def]
-    """Copy `count` elements."""
-    for (source, target), mask in e.along(count, e.at(x, x_start), e.at(y, y_start)):
-        e.store(e.load(source, mask), target, mask)

@@ -141,7 +141,7 @@ class Sparse:
         """Return the step that sums gradients in the kernel's order."""
         window = self.window
         columns = window.kernel[1] * (window.channels if window.packs else 1)
-        listed = prod(self._listed[2:])
+        listed = prod(self.pooled[2:]) if self.pooled else 0
         return Step(
             kernels.conv_backward_weights_sparse(columns, window.packs, self.pooled is not None),
             [

@@ -228,11 +228,8 @@ class Winograd:
         shapes = (self.x, self.y) if form == kernels.FORWARD else (self.y, self.x)
         depth, columns = blocking.channels, blocking.filters
         whole = (blocking.down, blocking.across) == self._grid(form)
-        make = self._over_samples
-        if whole and self._tiles(form) * (depth + columns) <= depth * columns:
-            make = self._over_filters
-        elif self._images_cost(form) < self._channels_cost(form):
-            make = self._over_batches
+        few = self._tiles(form) * (depth + columns) <= depth * columns
+        make = self._over_filters if whole and few else self._over_samples
         return make(operands, pairs, shapes, form, geometry, [bias, int(has_bias)])
 
     def _over_samples(
@@ -245,39 +242,26 @@ class Winograd:
         bias: list[Argument],
     ) -> list[Step]:
         """Return the step that makes U, and a step over samples for each pair."""
-        blocking = self._blocking(form)
         u, transform = self._filters_step(operands, form)
-        scratch = [
-            operands.scratch("plane", (blocking.plane_scratch(),)),
-            operands.scratch("v", (blocking.tiles_scratch(blocking.channels),)),
-            operands.scratch("m", (blocking.tiles_scratch(blocking.filters),)),
-        ]
-        rest = [*geometry, blocking.images, blocking.down, blocking.across, *scratch]
-        units = self.x[0] // blocking.images
-        cost = self._channels_cost(form) / units
-        step = partial(Step, kernels.conv_winograd, extent=units, cost=cost)
-        return [transform, *_for_each(pairs, shapes, [read_all(u), *bias], rest, step)]
-
-    def _over_batches(
-        self,
-        operands: Operands,
-        pairs: list[tuple[Buffer, Buffer]],
-        shapes: tuple[Shape, Shape],
-        form: int,
-        geometry: list[Argument],
-        bias: list[Argument],
-    ) -> list[Step]:
-        """Return the step that makes U, and for each pair a step over as many images as lanes."""
-        together = batch.images_together()
-        u, transform = self._filters_step(operands, form)
-        plane = self.x if form == kernels.FLIPPED else self.y
-        depth, covered = self._blocking(form).channels, (plane[2], plane[3])
-        lengths = batch.scratch_of(self.taps, depth, covered)
-        scratch = [operands.scratch(f"batch{i}", (length,)) for i, length in enumerate(lengths)]
-        rest = [*geometry[1:], together, *scratch]
+        blocking, costs = self._blocking(form), (self._channels_cost(form), self._images_cost(form))
+        if costs[1] < costs[0]:
+            kernel, together = batch.conv_winograd_batch, batch.images_together()
+            plane = self.x if form == kernels.FLIPPED else self.y
+            sizes: tuple[int, ...] = batch.scratch_of(
+                self.taps, blocking.channels, (plane[2], plane[3])
+            )
+            rest: list[Argument] = [*geometry[1:], together]
+        else:
+            kernel, together = kernels.conv_winograd, blocking.images
+            sizes = (
+                blocking.plane_scratch(),
+                blocking.tiles_scratch(blocking.channels),
+                blocking.tiles_scratch(blocking.filters),
+            )
+            rest = [*geometry, together, blocking.down, blocking.across]
+        rest += [operands.scratch(f"tiles{i}", (size,)) for i, size in enumerate(sizes)]
         units = self.x[0] // together
-        cost = self._images_cost(form) / units
-        step = partial(Step, batch.conv_winograd_batch, extent=units, cost=cost)
+        step = partial(Step, kernel, extent=units, cost=min(costs) / units)
         return [transform, *_for_each(pairs, shapes, [read_all(u), *bias], rest, step)]
 
     def _filters_step(self, operands: Operands, form: int) -> tuple[Buffer, Step]:

@@ -64,6 +64,7 @@ class BatchNorm(Layer):
         self._global = self.phase == "TEST"
         if param.HasField("use_global_stats"):
             self._global = param.use_global_stats
+        self._slope: float | None = None  # of the ReLU that it absorbs
         self._fraction = param.moving_average_fraction
         self._eps = param.eps
         for spec in self.node.param.param:
@@ -100,7 +101,6 @@ class BatchNorm(Layer):
 
     def absorbs(self, followers: Sequence[Layer]) -> int:
         """Return 1 for a Scale by channel, 2 where a ReLU follows it, in training."""
-        self._slope: float | None = None
         if self._global or not followers or len(self.bottom_shapes[0]) < 2:
             return 0
         scale, *others = followers

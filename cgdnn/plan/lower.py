@@ -78,6 +78,7 @@ class Lowering:
         self.dtype = dtype
         self.seed = seed
         self.table = table or TuningTable()
+        self._absorbable = {other for planned in assembly.layers for other in planned.absorbed}
         self.choices: list[dict[str, Candidate]] = []
         """For each layer, pass -> the candidate that runs it."""
         self.choose({})
@@ -220,9 +221,8 @@ class Lowering:
     def _is_counted(self, index: int) -> bool:
         """Tell whether a layer multiplies, learns, and always has a diff of its top to count in."""
         planned = self.assembly.layers[index]
-        if any(index in other.absorbed for other in self.assembly.layers):
-            return False
-        return planned.needs_backward and planned.learns and planned.layer.multiply_adds() > 0
+        learns = planned.needs_backward and planned.learns
+        return learns and index not in self._absorbable and planned.layer.multiply_adds() > 0
 
     def single_pass(self, layer: int, which: str) -> Program:
         """Return the program of one pass of one layer, for measuring."""

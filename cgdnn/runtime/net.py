@@ -150,8 +150,9 @@ class Net:
         self._fresh: Fresh = {}
         self._pinned: set[tuple[int, str]] = set()
         self._lost: set[Buffer] = set()
-        self._spared: set[Buffer] = set()
         """What the last run was lent, and so left without content."""
+        self._spared: set[Buffer] = set()
+        """What absorbed layers would have kept, had they run on their own."""
         lendable = assembly.lendable()
         self._lendable = {
             "data": {entry for entry in lendable if entry[1] == "data" and self.phase == "TEST"},
