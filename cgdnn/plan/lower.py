@@ -465,10 +465,11 @@ class _Homes:
         if layouts.NCHW not in fresh:
             source = next(iter(sorted(fresh)))
             plain = self.home(blob, kind, layouts.NCHW)
-            steps.append(layouts.reorder_step(self.home(blob, kind, source), source, plain, shape))
+            up_to_date = self.home(blob, kind, source)
+            steps.append(layouts.reorder_step(up_to_date, source, plain, layouts.NCHW, shape))
         if layout != layouts.NCHW:
             plain = self.home(blob, kind, layouts.NCHW)
-            steps.append(layouts.reorder_step(plain, layouts.NCHW, buffer, shape))
+            steps.append(layouts.reorder_step(plain, layouts.NCHW, buffer, layout, shape))
         self.fresh[blob, kind] = fresh | {layout, layouts.NCHW}
         return buffer, steps
 

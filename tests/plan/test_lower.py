@@ -1,13 +1,27 @@
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from google.protobuf import text_format
 
 from cgdnn.errors import InternalError
+from cgdnn.kernels._jit import Kernel
 from cgdnn.kernels.activation import relu_backward, relu_forward
 from cgdnn.layers import activation
-from cgdnn.layers._base import BEGIN, END, Candidate, Layer, Operands, Step, read, write
+from cgdnn.layers._base import (
+    BEGIN,
+    END,
+    Buffer,
+    Candidate,
+    Layer,
+    Operands,
+    Step,
+    Use,
+    read,
+    write,
+)
 from cgdnn.plan.check import check
 from cgdnn.plan.layout import lanes, reorder_step, stored_shape
 from cgdnn.plan.lower import Lowering
@@ -160,23 +174,41 @@ def test_step_that_cannot_be_cut_evenly_is_refused(monkeypatch):
 def test_stored_shape():
     assert stored_shape("nchw", (2, 3, 4, 5)) == (2, 3, 4, 5)
     assert stored_shape("nchwc", (2, lanes() + 1, 4, 5)) == (2, 2, 20, lanes())
-    with pytest.raises(InternalError, match="no layout 'nhwc'"):
-        stored_shape("nhwc", (2, 3, 4, 5))
+    assert stored_shape("nchwn", (3 * lanes(), 2, 4, 5)) == (3, 2, 20, lanes())
+    for layout, shape in (
+        ("nhwc", (2, 3, 4, 5)),
+        ("nchwc", (7,)),
+        ("nchwn", (lanes(),)),
+        ("nchwn", (lanes() + 1, 3, 4, 5)),
+    ):
+        with pytest.raises(InternalError, match=f"no layout {layout!r} for a blob of shape"):
+            stored_shape(layout, shape)
 
 
-def test_reorder_steps_undo_each_other(with_lanes):
-    assembly = assembled(APART)
-    blob = assembly.blobs[0]
-    shape = blob.shape
-    step = reorder_step(blob.data, "nchw", blob.data, shape)
-    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape[0], shape[1], -1)
-    lane = np.full(stored_shape("nchwc", shape), 7, np.float32)
-    back = np.zeros_like(x)
-    step.kernel(x, lane, 0, shape[0])
-    np.testing.assert_array_equal(lane[:, 0, :, 0], x[:, 0])
-    np.testing.assert_array_equal(lane[:, -1, :, -1], 0)  # beyond the last channel
-    reorder_step(blob.data, "nchwc", blob.data, shape).kernel(lane, back, 0, shape[0])
+@pytest.mark.parametrize("layout", ["nchwc", "nchwn"])
+def test_reorder_steps_undo_each_other(layout):
+    shape = (2 * lanes(), lanes() + 3, 3, 7)
+    plain, other = Buffer("plain", shape), Buffer("other", stored_shape(layout, shape))
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    lane, back = np.full(other.shape, 7, np.float32), np.zeros_like(x)
+    _run(reorder_step(plain, "nchw", other, layout, shape), x, lane)
+    if layout == "nchwc":
+        np.testing.assert_array_equal(lane[:, 0, :, 1].reshape(x[:, 1].shape), x[:, 1])
+        np.testing.assert_array_equal(lane[:, 1, :, 3:], 0)  # beyond the last channel
+    else:
+        np.testing.assert_array_equal(lane[1, :, :, 2].reshape(shape[1:]), x[lanes() + 2])
+    _run(reorder_step(other, layout, plain, "nchw", shape), lane, back)
     np.testing.assert_array_equal(back, x)
+
+
+def _run(step: Step, *arrays: npt.NDArray[Any]) -> None:
+    """Run a step of whole arrays in two pieces."""
+    uses = [use for use in step.arguments if isinstance(use, Use)]
+    views = [array.reshape(use.shape) for array, use in zip(arrays, uses, strict=True)]
+    assert all(len(view) == step.extent for view in views)
+    assert isinstance(step.kernel, Kernel)
+    for begin, end in ((1, step.extent), (0, 1)):
+        step.kernel(*views, begin, end)
 
 
 def test_reorders_stand_where_layouts_meet(with_lanes):
