@@ -21,7 +21,7 @@ from cgdnn.layers import _parallel_gemm
 from cgdnn.layers._base import Candidate
 from cgdnn.netdef.graph import build_graph
 from cgdnn.netdef.read import read_net
-from cgdnn.plan.lower import PASSES
+from cgdnn.plan.arrange import PASSES
 from cgdnn.plan.shapes import Assembly, assemble
 from cgdnn.plan.show import Table
 from cgdnn.proto.cgdnn_pb2 import NetParameter

@@ -20,8 +20,8 @@ from cgdnn.cli import _scored
 from cgdnn.cli._log import log
 from cgdnn.cli._table import print_table
 from cgdnn.layers.convolution import Convolution
+from cgdnn.plan.arrange import PASSES as LAYER_PASSES
 from cgdnn.plan.intensity import ConvolutionShape
-from cgdnn.plan.lower import PASSES as LAYER_PASSES
 from cgdnn.plan.shapes import PlannedLayer
 from cgdnn.plan.show import Table
 from cgdnn.runtime.measure import peak_flops

@@ -22,6 +22,8 @@ from cgdnn.netdef.graph import Node
 from cgdnn.proto.cgdnn_pb2 import FillerParameter
 
 Shape = tuple[int, ...]
+Pair = tuple[str, str]
+"""The layouts of a layer's bottoms and of its tops."""
 Mode = Literal["read", "write", "update"]
 
 
@@ -262,9 +264,10 @@ class Candidate:
     steps : callable(layer, Operands) -> list of Step
     refuse : callable(layer) -> str or None
         A reason why this layer cannot (or, if it is `Slower`, should not) use the candidate.
-    bottom_layout, top_layout : str
-        The layout in which it wants every bottom and gives every top (and their diffs): "nchw" or
-        another that `cgdnn.plan.layout` knows.
+    layouts : tuple of (str, str)
+        Those that it can work in, each as the layout in which it wants every bottom and the one in
+        which it gives every top (and their diffs): "nchw" or another that `cgdnn.plan.layout`
+        knows. The plan chooses one.
     routed : bool
         Whether it takes `Operands.routed` in place of the diff of the top.
     """
@@ -272,8 +275,7 @@ class Candidate:
     name: str
     steps: Callable[[Any, Operands], list[Step]]
     refuse: Callable[[Any], str | None] = lambda layer: None
-    bottom_layout: str = "nchw"
-    top_layout: str = "nchw"
+    layouts: tuple[Pair, ...] = (("nchw", "nchw"),)
     routed: bool = False
 
     def serves(self, layer: Layer) -> bool:
@@ -349,12 +351,11 @@ class Layer:
         """
         return 0
 
-    @property
-    def route(self) -> str | None:
-        """Where each gradient of top 0 goes to one place of the bottom: the state that says where.
+    def route(self, layout: str) -> str | None:
+        """Return the state that says where each gradient of top 0 goes, to one place of the bottom.
 
-        It is int32 in the shape of the top, filled by the forward pass: a place in the bottom's
-        plane of the same image and channel.
+        It is int32 in the shape of the top's memory in this layout, filled by the forward pass: a
+        place in the bottom's plane of the same image and channel.
         """
         return None
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from cgdnn.kernels import activation as kernels
 from cgdnn.kernels._jit import Kernel
 from cgdnn.layers._axis import by_sample
-from cgdnn.layers._base import BEGIN, END, Argument, Layer, Operands, Shape, Step, read, write
+from cgdnn.layers._base import (
+    BEGIN,
+    END,
+    Argument,
+    Candidate,
+    Layer,
+    Operands,
+    Shape,
+    Step,
+    read,
+    write,
+)
+from cgdnn.layers._layout import full_layouts
 
 
 class _Activation(Layer):
@@ -29,16 +42,23 @@ class _Activation(Layer):
         """Return the numbers that both kernels take before their range."""
         return []
 
+    def candidates(self, which: str) -> list[Candidate]:
+        """Return the one way, which serves any layout."""
+        return [
+            replace(candidate, layouts=full_layouts(self.bottom_shapes[0]))
+            for candidate in super().candidates(which)
+        ]
+
     def forward(self, operands: Operands) -> list[Step]:
         """Return the step that computes the top."""
-        view = by_sample(self.bottom_shapes[0])
+        view = by_sample(operands.bottom[0].shape)
         arrays = [read(operands.bottom[0], view), write(operands.top[0], view)]
         arguments: list[Argument] = [*arrays, *self.numbers(), BEGIN, END]
         return [Step(self.forward_kernel, arguments, view[0], self.cost * view[1])]
 
     def backward_data(self, operands: Operands) -> list[Step]:
         """Return the step that computes the bottom's diff."""
-        view = by_sample(self.bottom_shapes[0])
+        view = by_sample(operands.bottom[0].shape)
         known = operands.top[0] if self.from_top else operands.bottom[0]
         arrays = [
             read(known, view),

@@ -291,7 +291,7 @@ class Convolution(Layer):
         return Sparse(window, self.node.param.convolution_param.bias_term, pooled)
 
     def _refuse_routed(self) -> str | None:
-        if self.reader is None or self.reader.route is None:
+        if self.reader is None or self.reader.route("nchw") is None:
             return "serves where maximum pooling alone reads the top"
         reason = self._serves_sparse()
         if reason is not None:

@@ -168,13 +168,12 @@ class Pooling(Layer):
             count -= 1
         return count
 
-    @property
-    def route(self) -> str | None:
-        """The places of the maxima, where every window holds one."""
+    def route(self, layout: str) -> str | None:
+        """Return the places of the maxima, where every window holds one."""
         sizes, counts = self.bottom_shapes[0][2:], self.top_shapes[0][2:]
         windows = zip(sizes, counts, self._stride, self._pad, strict=True)
         filled = all((count - 1) * step - pad < size for size, count, step, pad in windows)
-        return _PLACES if self._max and filled else None
+        return _PLACES if self._max and filled and layout == "nchw" else None
 
     def forward(self, operands: Operands) -> list[Step]:
         """Return the step that pools (and the one that writes the mask top)."""

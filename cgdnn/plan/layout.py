@@ -1,4 +1,4 @@
-"""The layouts that a blob can have, and the steps that copy it from one to another.
+"""The steps that copy a blob from one layout to another.
 
 A layout is a property of a blob's home in the plan. Candidates say in which layout they want
 their bottoms and give their tops; lowering inserts a reorder where the wanted home is stale.
@@ -8,37 +8,9 @@ from __future__ import annotations
 
 from math import prod
 
-from cgdnn import machine
-from cgdnn.errors import InternalError
 from cgdnn.kernels.reorder import reorder_from_lanes, reorder_to_lanes
 from cgdnn.layers._base import BEGIN, END, Buffer, Shape, Step, read, write
-
-NCHW = "nchw"
-CHANNEL_LANE = "nchwc"
-IMAGE_LANE = "nchwn"
-
-
-def lanes() -> int:
-    """Return how many channels or images a lane layout keeps together: floats of a vector."""
-    return machine.vector_bytes() // 4
-
-
-def stored_shape(layout: str, shape: Shape) -> Shape:
-    """Return the shape of the memory that holds a blob of `shape` in `layout`.
-
-    Raises
-    ------
-    InternalError
-        The layout is unknown, the blob has no channel axis, or its images do not fill the lanes.
-    """
-    if layout == NCHW:
-        return shape
-    if layout == CHANNEL_LANE and len(shape) >= 2:
-        blocks = -(-shape[1] // lanes())
-        return (shape[0], blocks, prod(shape[2:]), lanes())
-    if layout == IMAGE_LANE and len(shape) >= 2 and shape[0] % lanes() == 0:
-        return (shape[0] // lanes(), shape[1], prod(shape[2:]), lanes())
-    raise InternalError(f"no layout {layout!r} for a blob of shape {shape}")
+from cgdnn.layers._layout import IMAGE_LANE, NCHW, lanes, stored_shape
 
 
 def reorder_step(
@@ -63,3 +35,10 @@ def reorder_step(
         extent=other[0],
         cost=0.1 * prod(other[1:]),
     )
+
+
+def copy_time(layout: str, shape: Shape) -> float:
+    """Return the estimated nanoseconds of a copy between N, C, H, W and another layout."""
+    target = Buffer("", stored_shape(layout, shape))
+    step = reorder_step(Buffer("", shape), NCHW, target, layout, shape)
+    return step.cost * step.extent

@@ -10,7 +10,7 @@ afterwards, reuse each other's memory. Their content is lost with the run.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -24,22 +24,24 @@ from cgdnn.layers._base import (
     Buffer,
     Candidate,
     Operands,
+    Pair,
     Step,
     Use,
     read_all,
     state_of,
     write_all,
 )
-from cgdnn.plan import layout as layouts
+from cgdnn.layers._layout import NCHW, stored_shape
+from cgdnn.plan.arrange import PASSES, PLAIN, Arrangement
 from cgdnn.plan.buffers import first_uses, place, root
 from cgdnn.plan.depend import connect
+from cgdnn.plan.layout import reorder_step
 from cgdnn.plan.order import furthest, urgency
 from cgdnn.plan.partition import cut, partial_limit
 from cgdnn.plan.shapes import Assembly, PlannedLayer
 from cgdnn.plan.tasks import Access, Program, Task
-from cgdnn.plan.tune import TuningTable, choose
+from cgdnn.plan.tune import TuningTable, choose, measured
 
-PASSES = ("forward", "backward_weights", "backward_data")
 ARENA = 0  # the space number of the shared arena
 _CACHED_BYTES = 64 << 20
 """Values of a net beyond which its tasks run depth first: twice what last caches hold."""
@@ -91,12 +93,15 @@ class Lowering:
         forced : mapping
             ``<layer>.<pass>`` -> candidate, such as a snapshot holds; it goes before all else.
         """
-        before = self.chosen_names()
+        before = self.choices
+        choosing = _Choosing(self, forced)
+        arranged = Arrangement(self.assembly, choosing.offers, choosing.candidate, choosing.time)
+        pairs = arranged.best()
         self.choices = [
-            {which: choose(planned, which, self.dtype, self.table, forced) for which in PASSES}
-            for planned in self.assembly.layers
+            {which: choosing.candidate(index, which, pairs) for which in PASSES}
+            for index in range(len(pairs))
         ]
-        return self.chosen_names() != before
+        return [_signs(choices) for choices in self.choices] != [*map(_signs, before)]
 
     def chosen_names(self) -> dict[str, str]:
         """Return ``<layer>.<pass>`` -> candidate, for the passes that have a choice."""
@@ -106,6 +111,24 @@ class Lowering:
             for which, candidate in chosen.items()
             if len(planned.layer.candidates(which)) > 1
         }
+
+    def estimate(self, index: int, which: str, candidate: Candidate) -> float:
+        """Return the nanoseconds of a pass of a layer by a candidate, on one core."""
+        planned = self.assembly.layers[index]
+        below, above = candidate.layouts[0]
+
+        def blobs(numbers: Sequence[int], layout: str) -> list[Buffer]:
+            shapes = [self.assembly.blobs[number].shape for number in numbers]
+            return [Buffer("", stored_shape(layout, shape)) for shape in shapes]
+
+        bottoms, tops = blobs(planned.node.bottoms, below), blobs(planned.node.tops, above)
+        routed = None
+        if candidate.routed:
+            assert planned.reader is not None
+            routed = (Buffer("", ()), Buffer("", (), "int32"))
+        trial = replace(planned, states=dict(planned.states))
+        operands = self._operands(trial, (bottoms, tops, bottoms, tops), routed)
+        return sum(step.cost * step.extent for step in candidate.steps(planned.layer, operands))
 
     def size_of(self, buffer: Buffer) -> int:
         """Return the bytes of `buffer`, all rows of a partial included."""
@@ -225,8 +248,12 @@ class Lowering:
         return learns and index not in self._absorbable and planned.layer.multiply_adds() > 0
 
     def single_pass(self, layer: int, which: str) -> Program:
-        """Return the program of one pass of one layer, for measuring."""
-        homes = _Homes(self.assembly, {})
+        """Return the program of one pass of one layer, for measuring, without copies of blobs."""
+        node = self.assembly.layers[layer].node
+        below, above = self.choices[layer][which].layouts[0]
+        blobs = [(b, below) for b in node.bottoms] + [(t, above) for t in node.tops]
+        fresh = {(b, kind): frozenset({at}) for b, at in blobs for kind in ("data", "diff")}
+        homes = _Homes(self.assembly, fresh)
         return self._finish(list(self._pass(layer, which, homes)), homes.fresh)
 
     def export(
@@ -234,14 +261,14 @@ class Lowering:
     ) -> Program:
         """Return the program that brings a blob up to date in N, C, H, W order."""
         homes = _Homes(self.assembly, dict(fresh))
-        _, steps = homes.want(blob, kind, layouts.NCHW)
-        name = f"{self.assembly.blobs[blob].name}.{kind}.to_{layouts.NCHW}"
+        _, steps = homes.want(blob, kind, NCHW)
+        name = f"{self.assembly.blobs[blob].name}.{kind}.to_{NCHW}"
         return self._finish([Work(name, -1, step) for step in steps], homes.fresh)
 
     def _count(self, index: int, homes: _Homes) -> Iterator[Work]:
         planned = self.assembly.layers[index]
         if self._is_counted(index):
-            diff, steps = homes.want(planned.node.tops[0], "diff", layouts.NCHW)
+            diff, steps = homes.want(planned.node.tops[0], "diff", NCHW)
             steps.append(Step(count_nonzero, [read_all(diff), write_all(_nonzeros(planned))]))
             for step in steps:
                 yield Work(f"{planned.node.name}.nonzeros", index, step)
@@ -265,7 +292,7 @@ class Lowering:
             reorders.extend(Work(f"{name}.{kind}.to_{layout}", index, step) for step in steps)
             return buffer
 
-        below, above = candidate.bottom_layout, candidate.top_layout
+        below, above = candidate.layouts[0]
         routed = None
         bottom = [want(b, "data", below) for b in node.bottoms]
         if forward:
@@ -275,7 +302,7 @@ class Lowering:
             top = [want(t, "data", above) for t in node.tops]
             if candidate.routed:
                 top_diff = [homes.home(t, "diff", above) for t in node.tops]
-                routed = self._routed(planned, want)
+                routed = self._routed(planned, above, want)
             else:
                 top_diff = [want(t, "diff", above) for t in node.tops]
             writes = which == "backward_data"
@@ -317,15 +344,16 @@ class Lowering:
         )
 
     def _routed(
-        self, planned: PlannedLayer, want: Callable[[int, str, str], Buffer]
+        self, planned: PlannedLayer, layout: str, want: Callable[[int, str, str], Buffer]
     ) -> tuple[Buffer, Buffer]:
         """Return the diff of the top of the layer's reader, and the reader's route."""
         assert planned.reader is not None, "a routed candidate serves only with a reader"
         reader = self.assembly.layers[planned.reader]
-        name, shape = reader.layer.route, reader.layer.top_shapes[0]
+        name = reader.layer.route(layout)
         assert name is not None, "a routed candidate serves only with a route"
+        shape = stored_shape(layout, reader.layer.top_shapes[0])
         route = state_of(reader.states, reader.node.name, name, shape, "int32")
-        return want(reader.node.tops[0], "diff", layouts.NCHW), route
+        return want(reader.node.tops[0], "diff", layout), route
 
     def _finish(
         self, works: list[Work], fresh: Fresh, lent: Collection[tuple[int, str]] = ()
@@ -408,6 +436,74 @@ class Lowering:
             )
 
 
+def _signs(choices: Mapping[str, Candidate]) -> list[tuple[str, tuple[Pair, ...]]]:
+    """Return what tells the choices for a layer from others."""
+    return [(candidate.name, candidate.layouts) for candidate in choices.values()]
+
+
+class _Choosing:
+    """What the passes of a lowering's layers can be run by, and how long that takes."""
+
+    def __init__(self, lowering: Lowering, forced: Mapping[str, str]) -> None:
+        self._lowering = lowering
+        self._layers = lowering.assembly.layers
+        self._forced = forced
+        self._serving: dict[tuple[int, str], list[Candidate]] = {}
+        self._candidates: dict[tuple[int, str, Pair, Pair | None], Candidate] = {}
+        self._times: dict[tuple[int, str, str, Pair], float] = {}
+        self.offers = [self._offer(index) for index in range(len(self._layers))]
+
+    def _serve(self, index: int, which: str) -> list[Candidate]:
+        """Return the candidates that a layer can use for a pass."""
+        if (index, which) not in self._serving:
+            layer = self._layers[index].layer
+            found = [each for each in layer.candidates(which) if each.serves(layer)]
+            self._serving[index, which] = found
+        return self._serving[index, which]
+
+    def _offer(self, index: int) -> list[Pair]:
+        """Return the pairs that a layer can work in; those that what is forced needs, if any."""
+        offer, needed = [PLAIN], []
+        for which in PASSES:
+            wanted = self._forced.get(f"{self._layers[index].node.name}.{which}")
+            for candidate in self._serve(index, which):
+                offer += [pair for pair in candidate.layouts if pair not in offer]
+                if candidate.name == wanted:
+                    needed.append(candidate.layouts)
+        return [pair for pair in offer if all(pair in pairs for pairs in needed)] or offer
+
+    def candidate(self, index: int, which: str, pairs: Sequence[Pair]) -> Candidate:
+        """Return what runs a pass of a layer where the layers work in these pairs."""
+        planned, pair = self._layers[index], pairs[index]
+        reading = None if planned.reader is None else pairs[planned.reader]
+        key = (index, which, pair, reading)
+        if key not in self._candidates:
+            able = [
+                candidate
+                for candidate in self._serve(index, which)
+                if not candidate.routed or (reading is not None and reading[0] == pair[1])
+            ]
+            there = [candidate for candidate in able if pair in candidate.layouts]
+            if not there:  # the layer has nothing for this pass in these layouts
+                there, pair = [candidate for candidate in able if PLAIN in candidate.layouts], PLAIN
+            lowering = self._lowering
+            chosen = choose(planned, which, lowering.dtype, lowering.table, self._forced, there)
+            self._candidates[key] = replace(chosen, layouts=(pair,))
+        return self._candidates[key]
+
+    def time(self, index: int, which: str, candidate: Candidate) -> float:
+        """Return the nanoseconds of a pass of a layer: measured, or else estimated."""
+        key = (index, which, candidate.name, candidate.layouts[0])
+        if key not in self._times:
+            found = measured(self._layers[index], which, self._lowering.dtype, self._lowering.table)
+            self._times[key] = (
+                1e6 * found[candidate.name]
+                if candidate.name in found
+                else self._lowering.estimate(index, which, candidate)
+            )
+        return self._times[key]
+
+
 def _written(work: Work) -> set[Buffer]:
     """Return the memory that a work writes, besides scratch."""
     return {
@@ -449,7 +545,7 @@ class _Homes:
         """Return the buffer of a blob in a layout, made on first use."""
         planned = self.assembly.blobs[blob]
         if (kind, layout) not in planned.homes:
-            shape = layouts.stored_shape(layout, planned.shape)
+            shape = stored_shape(layout, planned.shape)
             name = f"{planned.name}.{kind}.{layout}"
             planned.homes[kind, layout] = Buffer(name, shape, kind=kind)
         return planned.homes[kind, layout]
@@ -457,20 +553,20 @@ class _Homes:
     def want(self, blob: int, kind: str, layout: str) -> tuple[Buffer, list[Step]]:
         """Return the buffer to read, and the steps that bring it up to date."""
         buffer = self.home(blob, kind, layout)
-        fresh = self.fresh.get((blob, kind), frozenset({layouts.NCHW}))
+        fresh = self.fresh.get((blob, kind), frozenset({NCHW}))
         if layout in fresh:
             return buffer, []
         shape = self.assembly.blobs[blob].shape
         steps = []
-        if layouts.NCHW not in fresh:
+        if NCHW not in fresh:
             source = next(iter(sorted(fresh)))
-            plain = self.home(blob, kind, layouts.NCHW)
+            plain = self.home(blob, kind, NCHW)
             up_to_date = self.home(blob, kind, source)
-            steps.append(layouts.reorder_step(up_to_date, source, plain, layouts.NCHW, shape))
-        if layout != layouts.NCHW:
-            plain = self.home(blob, kind, layouts.NCHW)
-            steps.append(layouts.reorder_step(plain, layouts.NCHW, buffer, layout, shape))
-        self.fresh[blob, kind] = fresh | {layout, layouts.NCHW}
+            steps.append(reorder_step(up_to_date, source, plain, NCHW, shape))
+        if layout != NCHW:
+            plain = self.home(blob, kind, NCHW)
+            steps.append(reorder_step(plain, NCHW, buffer, layout, shape))
+        self.fresh[blob, kind] = fresh | {layout, NCHW}
         return buffer, steps
 
     def give(self, blob: int, kind: str, layout: str) -> Buffer:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from cgdnn.kernels._jit import Kernel
-from cgdnn.layers._base import Buffer, Step, Use
+from cgdnn.layers._base import Buffer, Candidate, Layer, Step, Use
+from cgdnn.plan.arrange import PASSES
 from cgdnn.plan.buffers import root, uses
-from cgdnn.plan.lower import PASSES, Lowering
+from cgdnn.plan.lower import Lowering
 from cgdnn.plan.tasks import Program, Task
 
 
@@ -87,7 +88,7 @@ def _chosen(lowering: Lowering, program: Program) -> Iterator[tuple[str, ...]]:
             refused = [
                 f"{candidate.name}: {reason}"
                 for candidate in planned.layer.candidates(which)
-                if (reason := candidate.refuse(planned.layer)) is not None
+                if (reason := _refusal(planned.layer, candidate, chosen)) is not None
             ]
             first = which == runs[0]
             yield (
@@ -95,9 +96,17 @@ def _chosen(lowering: Lowering, program: Program) -> Iterator[tuple[str, ...]]:
                 planned.node.type if first else "",
                 which,
                 chosen.name,
-                f"{chosen.bottom_layout} to {chosen.top_layout}",
+                " to ".join(chosen.layouts[0]),
                 "; ".join(refused),
             )
+
+
+def _refusal(layer: Layer, candidate: Candidate, chosen: Candidate) -> str | None:
+    """Return why a candidate was passed over, or None where nothing spoke against it."""
+    reason = candidate.refuse(layer)
+    if reason is None and chosen.layouts[0] not in candidate.layouts:
+        return "needs other layouts, with which the iteration would take longer"
+    return reason
 
 
 def _step_rows(program: Program) -> Iterator[tuple[str, ...]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from cgdnn import machine
 from cgdnn.errors import DataError
 from cgdnn.files import atomic_write_text
 from cgdnn.layers._base import Candidate, Layer
+from cgdnn.layers._layout import NCHW
 from cgdnn.plan.shapes import PlannedLayer
 
 ZERO_STEPS = 20
@@ -100,7 +101,7 @@ def problem(planned: PlannedLayer, which: str, dtype: str) -> str:
     text = f"{planned.node.type} {bottoms} {_fields(layer)} {which} {dtype}"
     if which != "forward":
         text += f" zeros {round(layer.zeros * ZERO_STEPS) / ZERO_STEPS:.2f}"
-        if layer.reader is not None and layer.reader.route:
+        if layer.reader is not None and layer.reader.route(NCHW):
             text += " routed " + "x".join(map(str, layer.reader.top_shapes[0]))
     return text
 
@@ -116,8 +117,20 @@ def _fields(layer: Layer) -> str:
     return " ".join(parts)
 
 
+def measured(
+    planned: PlannedLayer, which: str, dtype: str, table: TuningTable
+) -> Mapping[str, float]:
+    """Return the milliseconds that the table has for the candidates of a pass."""
+    return table.times.get(problem(planned, which, dtype), {}) if table.times else {}
+
+
 def choose(
-    planned: PlannedLayer, which: str, dtype: str, table: TuningTable, forced: Mapping[str, str]
+    planned: PlannedLayer,
+    which: str,
+    dtype: str,
+    table: TuningTable,
+    forced: Mapping[str, str],
+    serving: Sequence[Candidate],
 ) -> Candidate:
     """Return the candidate that runs a pass.
 
@@ -126,16 +139,17 @@ def choose(
     forced : mapping
         ``<layer>.<pass>`` -> name of the candidate that a resumed run had; it goes before the
         table, where the layer still knows it and can use it.
+    serving : sequence of Candidate
+        Those to choose from.
     """
     layer = planned.layer
-    serving = [candidate for candidate in layer.candidates(which) if candidate.serves(layer)]
     wanted = forced.get(f"{planned.node.name}.{which}")
     for candidate in serving:
         if candidate.name == wanted:
             return candidate
-    times = table.times.get(problem(planned, which, dtype), {}) if len(serving) > 1 else {}
-    able = [candidate for candidate in serving if candidate.refuse(layer) is None]
+    times = measured(planned, which, dtype, table)
+    able = [candidate for candidate in serving if candidate.refuse(layer) is None] or serving
     if all(candidate.name in times for candidate in able):
-        measured = [candidate for candidate in serving if candidate.name in times]
-        return min(measured, key=lambda candidate: times[candidate.name])
+        known = [candidate for candidate in serving if candidate.name in times]
+        return min(known, key=lambda candidate: times[candidate.name])
     return able[0]

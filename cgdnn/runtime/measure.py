@@ -19,7 +19,9 @@ from threadpoolctl import threadpool_limits
 from cgdnn import machine
 from cgdnn.kernels.peak import ACCUMULATORS, peak_multiply_adds
 from cgdnn.layers._base import Candidate, state_of
-from cgdnn.plan.lower import PASSES, Lowering
+from cgdnn.layers._layout import NCHW
+from cgdnn.plan.arrange import PASSES
+from cgdnn.plan.lower import Lowering
 from cgdnn.plan.shapes import Assembly, PlannedLayer
 from cgdnn.plan.tune import TuningTable, problem
 from cgdnn.runtime.state import State, bind
@@ -159,7 +161,7 @@ def _fill(planned: PlannedLayer, assembly: Assembly, state: State, zeros: float)
         array = state.array(assembly.blobs[top].diff)
         array[...] = generator.standard_normal(array.shape)
         array[generator.random(array.shape) < zeros] = 0
-    if planned.reader is not None and assembly.layers[planned.reader].layer.route is not None:
+    if planned.reader is not None and assembly.layers[planned.reader].layer.route(NCHW):
         _fill_routed(planned, assembly, state, zeros)
     for data, _ in planned.views:
         array = state.array(data)
@@ -170,7 +172,7 @@ def _fill_routed(planned: PlannedLayer, assembly: Assembly, state: State, zeros:
     """Fill what the layer's reader routes with as many non-zeros, at random places."""
     assert planned.reader is not None
     reader = assembly.layers[planned.reader]
-    name, shape = reader.layer.route, reader.layer.top_shapes[0]
+    name, shape = reader.layer.route(NCHW), reader.layer.top_shapes[0]
     assert name is not None
     generator = np.random.default_rng(0)
     diff = state.array(assembly.blobs[reader.node.tops[0]].diff)

@@ -149,6 +149,8 @@ class Net:
         self.lowering = Lowering(assembly, self.dtype, self.seed, self._tuning)
         self._fresh: Fresh = {}
         self._pinned: set[tuple[int, str]] = set()
+        self._forgotten = False
+        """Whether kernels were chosen anew since the last forward pass."""
         self._lost: set[Buffer] = set()
         """What the last run was lent, and so left without content."""
         self._spared: set[Buffer] = set()
@@ -402,7 +404,9 @@ class Net:
         count = len(self.assembly.layers)
         last = count if last is None else last
         whole = first == 0 and parts[0] == "forward"
-        if not whole and parts[0] != "again" and any(b.kind != "diff" for b in self._lost):
+        forgotten = self._forgotten and parts[0] == "backward"
+        missing = not whole and any(buffer.kind != "diff" for buffer in self._lost)
+        if parts[0] != "again" and (forgotten or missing):
             self._compute_again()
         counting = self._watching and "backward" in parts
         fresh = {} if whole else {k: v for k, v in self._fresh.items() if v != _NCHW}
@@ -455,6 +459,8 @@ class Net:
                 self._bring_home(index, kind)
             if "forward" in parts:
                 self.counter += 1
+            if parts[0] != "backward" and (first, last) == (0, count):
+                self._forgotten = False
         return self._times(run) if trace else []
 
     def remember(self) -> Callable[[], None]:
@@ -565,6 +571,8 @@ class Net:
             planned.layer.zeros = zeros.get(planned.node.name, planned.layer.zeros)
         if self.lowering.choose(forced or {}):
             self._programs.clear()
+            # What layers keep for the backward pass may now lie elsewhere.
+            self._forgotten = True
         return self.lowering.chosen_names()
 
     # Shapes, weights, files

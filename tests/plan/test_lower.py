@@ -22,8 +22,9 @@ from cgdnn.layers._base import (
     read,
     write,
 )
+from cgdnn.layers._layout import lanes, stored_shape
 from cgdnn.plan.check import check
-from cgdnn.plan.layout import lanes, reorder_step, stored_shape
+from cgdnn.plan.layout import reorder_step
 from cgdnn.plan.lower import Lowering
 from cgdnn.plan.tasks import Program
 from cgdnn.proto.cgdnn_pb2 import NetParameter
@@ -73,13 +74,13 @@ def lane_steps(layer: Layer, operands: Operands, which: str) -> list[Step]:
     slope = layer.node.param.relu_param.negative_slope
     if which == "forward":
         arrays = [read(operands.bottom[0], view(shape)), write(operands.top[0], view(shape))]
-        return [Step(relu_forward, [*arrays, slope, BEGIN, END], shape[0], 1e5)]
+        return [Step(relu_forward, [*arrays, slope, BEGIN, END], shape[0])]
     arrays = [
         read(operands.top[0], view(shape)),
         read(operands.top_diff[0], view(shape)),
         write(operands.bottom_diff[0], view(shape)),
     ]
-    return [Step(relu_backward, [*arrays, slope, BEGIN, END], shape[0], 1e5)]
+    return [Step(relu_backward, [*arrays, slope, BEGIN, END], shape[0])]
 
 
 @pytest.fixture
@@ -91,12 +92,15 @@ def with_lanes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         other = Candidate(
             "lanes",
             lambda layer, operands: lane_steps(layer, operands, which),
-            bottom_layout="nchwc",
-            top_layout="nchwc",
+            layouts=(("nchwc", "nchwc"),),
         )
         return [other, *plain(layer, which)]
 
-    return lambda: monkeypatch.setattr(activation.ReLU, "candidates", candidates)
+    def put() -> None:
+        monkeypatch.setattr(activation.ReLU, "candidates", candidates)
+        monkeypatch.setattr(activation.ReLU, "cost", 1e9)  # the plain way is not worth it
+
+    return put
 
 
 # What a program consists of

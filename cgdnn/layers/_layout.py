@@ -1,0 +1,48 @@
+"""The layouts that a blob can have in memory.
+
+"nchw" is N, C, H, W order, which users see. The others keep L values together, the floats of a
+vector: of L channels of one pixel ("nchwc", [N][C / L][H W][L]; the lanes beyond the last channel
+are zero) or of L images at one place ("nchwn", [N / L][C][H W][L], where L divides N).
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from cgdnn import machine
+from cgdnn.errors import InternalError
+from cgdnn.layers._base import Pair, Shape
+
+NCHW = "nchw"
+CHANNEL_LANE = "nchwc"
+IMAGE_LANE = "nchwn"
+
+
+def lanes() -> int:
+    """Return how many channels or images a lane layout keeps together: floats of a vector."""
+    return machine.vector_bytes() // 4
+
+
+def stored_shape(layout: str, shape: Shape) -> Shape:
+    """Return the shape of the memory that holds a blob of `shape` in `layout`.
+
+    Raises
+    ------
+    InternalError
+        The layout is unknown, the blob has no channel axis, or its images do not fill the lanes.
+    """
+    if layout == NCHW:
+        return shape
+    if layout == CHANNEL_LANE and len(shape) >= 2:
+        blocks = -(-shape[1] // lanes())
+        return (shape[0], blocks, prod(shape[2:]), lanes())
+    if layout == IMAGE_LANE and len(shape) >= 2 and shape[0] % lanes() == 0:
+        return (shape[0] // lanes(), shape[1], prod(shape[2:]), lanes())
+    raise InternalError(f"no layout {layout!r} for a blob of shape {shape}")
+
+
+def full_layouts(shape: Shape) -> tuple[Pair, ...]:
+    """Return the layouts in which a blob of this shape fills its memory, each for both sides."""
+    axes = {CHANNEL_LANE: 1, IMAGE_LANE: 0} if len(shape) >= 2 else {}
+    filled = [layout for layout, axis in axes.items() if shape[axis] % lanes() == 0]
+    return tuple((layout, layout) for layout in [NCHW, *filled])
