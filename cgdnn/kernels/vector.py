@@ -179,8 +179,9 @@ class Emitter:
         return slot
 
     def vectors(self, count: int) -> Any:
-        """Return room for `count` vectors on the stack, on whole cache lines."""
-        room = cgutils.alloca_once(self.builder, ir.ArrayType(self.vector, count))
+        """Return room for `count` vectors on the stack, on whole cache lines, not yet set."""
+        with self.builder.goto_entry_block():  # cgutils.alloca_once would fill it with zeros
+            room = self.builder.alloca(ir.ArrayType(self.vector, count))
         room.align = self.lanes * self._bytes
         return self.builder.bitcast(room, self.vector.as_pointer())
 
