@@ -704,7 +704,7 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
                         width, lanes * width, lanes, index,
                         frequency * m_frequency,
                     )  # fmt: skip
-        _finish_filters(
+        finish_filters(
             du, width, du_panel, du_frequency, plane, o, together, channels, taps,
             dw, piece, 1 if keep_w != 0 else 0,
         )  # fmt: skip
@@ -717,7 +717,7 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
 
 
 @device
-def _finish_filters(  # type: ignore[no-untyped-def]
+def finish_filters(  # type: ignore[no-untyped-def]
     du, width, du_panel, du_frequency, plane, o, count, channels, taps, dw, piece, keep
 ):  # fmt: skip
     """Set or add to the gradients of the filters [o, o + count) from dU."""

@@ -26,9 +26,9 @@ _AHEAD = 4
 """Rows of dU that are brought near before they are needed: each is spread over many pages."""
 
 _MATRICES = [matrices(taps) for taps in TAPS]
-_INPUTS = [m.input for m in _MATRICES]
-_OUTPUTS = [m.output for m in _MATRICES]
-_FILTERS = [m.filter for m in _MATRICES]
+INPUT_MATRICES = [m.input for m in _MATRICES]
+OUTPUT_MATRICES = [m.output for m in _MATRICES]
+FILTER_MATRICES = [m.filter for m in _MATRICES]
 
 
 def panel_vectors() -> int:
@@ -76,7 +76,7 @@ def _mirrored(lines: Matrix) -> list[tuple[int, int]]:
     return pairs
 
 
-def _product(e: Emitter, matrix: Matrix, vectors: list[Any]) -> list[Any]:
+def matrix_product(e: Emitter, matrix: Matrix, vectors: list[Any]) -> list[Any]:
     """Return the matrix times a column of vectors; what the points p and -p share is done once."""
     build = e.builder
     columns = transposed(matrix)
@@ -134,13 +134,13 @@ def _both_sides(
         if ahead is not None:
             for place in places:
                 e.prefetch(e.at(place, ahead))
-        for i, vector in enumerate(_product(e, matrix, vectors)):
+        for i, vector in enumerate(matrix_product(e, matrix, vectors)):
             build.store(vector, build.gep(slot, [e.integer(i * width)]))
     pointer, row, column = target
     with e.sweep(e.integer(height), (pointer, row), (between, e.integer(width))) as (place, slot):
         vectors = [build.load(build.gep(slot, [e.integer(j)])) for j in range(width)]
         places = e.stepping(place, column, height)
-        for place, vector in zip(places, _product(e, matrix, vectors), strict=True):
+        for place, vector in zip(places, matrix_product(e, matrix, vectors), strict=True):
             e.store(finish(vector, place), place)
 
 
@@ -175,7 +175,7 @@ def tiles_from_plane(  # type: ignore[no-untyped-def]
     """
     build = e.builder
     plane, v = e.at(plane, start), e.at(v, v_start)
-    kinds = [*_INPUTS, *map(transposed, _OUTPUTS)]
+    kinds = [*INPUT_MATRICES, *map(transposed, OUTPUT_MATRICES)]
     with e.cases(kind, len(kinds)) as each:
         for case in each:
             line = build.mul(v_frequency, e.integer(len(kinds[case])))
@@ -200,10 +200,10 @@ def tiles_to_plane(  # type: ignore[no-untyped-def]
     build = e.builder
     m, plane = e.at(m, m_start), e.at(plane, start)
     added = e.load(e.at(bias, bias_start), e.first_lanes(channels))
-    kinds = [*_OUTPUTS, *map(transposed, _INPUTS)]
+    kinds = [*OUTPUT_MATRICES, *map(transposed, INPUT_MATRICES)]
     with e.cases(kind, len(kinds)) as each:
         for case in each:
-            overlap = case >= len(_OUTPUTS)
+            overlap = case >= len(OUTPUT_MATRICES)
             line = build.mul(m_frequency, e.integer(len(kinds[case][0])))
             with e.loop(count) as t:
                 place = e.at(m, build.mul(t.index, e.integer(e.lanes)))
@@ -230,9 +230,9 @@ def filters_to_panel(  # type: ignore[no-untyped-def]
     """
     build = e.builder
     plane, u = e.at(plane, start), e.at(u, u_start)
-    with e.cases(kind, len(_FILTERS)) as each:
+    with e.cases(kind, len(FILTER_MATRICES)) as each:
         for case in each:
-            matrix = _FILTERS[case]
+            matrix = FILTER_MATRICES[case]
             taps = len(matrix[0])
             line, u_line = (
                 build.mul(x, e.integer(y)) for x, y in ((step, taps), (u_frequency, len(matrix)))
@@ -250,9 +250,9 @@ def panel_to_filters(  # type: ignore[no-untyped-def]
     """Transform `count` gradients of filters back: G^T du G, to vectors of successive taps."""
     build = e.builder
     du, plane = e.at(du, du_start), e.at(plane, start)
-    with e.cases(kind, len(_FILTERS)) as each:
+    with e.cases(kind, len(FILTER_MATRICES)) as each:
         for case in each:
-            matrix = transposed(_FILTERS[case])
+            matrix = transposed(FILTER_MATRICES[case])
             taps = len(matrix)
             line = build.mul(du_frequency, e.integer(len(matrix[0])))
             with e.loop(count) as k:
@@ -379,9 +379,9 @@ def phases_from_row(  # type: ignore[no-untyped-def]
     build, lanes = e.builder, e.lanes
     x, phases = e.at(x, x_start), e.at(phases, start)
     vectors = build.sdiv(build.add(tiles, e.integer(lanes - 1)), e.integer(lanes))
-    with e.cases(kind, len(_INPUTS)) as each:
+    with e.cases(kind, len(INPUT_MATRICES)) as each:
         for case in each:
-            size = len(_INPUTS[case])
+            size = len(INPUT_MATRICES[case])
             with e.loop(vectors) as vector:
                 tile = build.mul(vector.index, e.integer(lanes))
                 for first in range(0, size, OUTPUTS):
@@ -405,9 +405,9 @@ def tiles_from_phases(e, phases, start, phase, v, v_start, kind):  # type: ignor
     """Transform L tiles: B^T x B, element f of it at ``v_start + f * L``."""
     build = e.builder
     phases, v = e.at(phases, start), e.at(v, v_start)
-    with e.cases(kind, len(_INPUTS)) as each:
+    with e.cases(kind, len(INPUT_MATRICES)) as each:
         for case in each:
-            matrix = _INPUTS[case]
+            matrix = INPUT_MATRICES[case]
             size = e.integer(len(matrix))
             source = (phases, build.mul(phase, size), phase)
             target = (v, build.mul(size, e.integer(e.lanes)), e.integer(e.lanes))
@@ -430,9 +430,9 @@ def outputs_of_tiles(  # type: ignore[no-untyped-def]
     filters = [e.at(u, u_start), e.at(u, u_start, u_next)]
     targets = [e.at(rows, rows_start), e.at(rows, rows_start, rows_next)]
     added = [e.splat(bias), e.splat(bias_next)]
-    with e.cases(kind, len(_OUTPUTS)) as each:
+    with e.cases(kind, len(OUTPUT_MATRICES)) as each:
         for case in each:
-            matrix = _OUTPUTS[case]
+            matrix = OUTPUT_MATRICES[case]
             size = len(matrix[0])
             area, one = e.integer(size * size), e.integer(1)
             between = [e.vectors(OUTPUTS * size) for _ in filters]
@@ -452,7 +452,7 @@ def outputs_of_tiles(  # type: ignore[no-untyped-def]
                             total = e.multiply_add(factor, x, build.load(totals[i]))
                             build.store(total, totals[i])
                 for totals, slot in zip(sums, slots, strict=True):
-                    products = _product(e, matrix, list(map(build.load, totals)))
+                    products = matrix_product(e, matrix, list(map(build.load, totals)))
                     for i, value in enumerate(products):
                         build.store(value, build.gep(slot, [e.integer(i * size)]))
             line = e.integer(size)
@@ -460,6 +460,8 @@ def outputs_of_tiles(  # type: ignore[no-untyped-def]
             with e.sweep(e.integer(OUTPUTS), *moving) as places:
                 for slot, target, more in zip(places[:2], places[2:], added, strict=True):
                     values = [build.load(build.gep(slot, [e.integer(j)])) for j in range(size)]
-                    values = [build.fadd(value, more) for value in _product(e, matrix, values)]
+                    values = [
+                        build.fadd(value, more) for value in matrix_product(e, matrix, values)
+                    ]
                     for i, value in enumerate(_interleaved(e, values)):
                         e.store(value, e.at(target, e.integer(i * lanes)))
