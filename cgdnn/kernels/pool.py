@@ -34,11 +34,11 @@ _ROWS = 8
 """How many rows of maxima are written at a time, one vector of each with the same masks."""
 _BAND = 512
 """How many vectors the rows of a band may take, so that they stay in the first cache."""
-_WINDOWS = (INT,) * 6  # kernel_h, kernel_w, pad_h, pad_w, stride_h, stride_w
+WINDOWS = (INT,) * 6  # kernel_h, kernel_w, pad_h, pad_w, stride_h, stride_w
 
 
 @device
-def _inside(first, size, bound):  # type: ignore[no-untyped-def]
+def inside(first, size, bound):  # type: ignore[no-untyped-def]
     """Return where the part of [first, first + size) within [0, bound) begins, and its size."""
     begin = max(first, 0)
     return begin, max(min(first + size, bound) - begin, 0)
@@ -49,9 +49,9 @@ def _max_plane(x, y, argmax, kernel_h, kernel_w, pad_h, pad_w, stride_h, stride_
     """Pool one plane x (H, W) to y and argmax (PH, PW), window by window."""
     height, width = x.shape
     for ph in range(y.shape[0]):
-        top, rows = _inside(ph * stride_h - pad_h, kernel_h, height)
+        top, rows = inside(ph * stride_h - pad_h, kernel_h, height)
         for pw in range(y.shape[1]):
-            left, columns = _inside(pw * stride_w - pad_w, kernel_w, width)
+            left, columns = inside(pw * stride_w - pad_w, kernel_w, width)
             best, where = x.dtype.type(0), -1
             for i in range(top, top + rows):
                 for j in range(left, left + columns):
@@ -62,7 +62,7 @@ def _max_plane(x, y, argmax, kernel_h, kernel_w, pad_h, pad_w, stride_h, stride_
             y[ph, pw], argmax[ph, pw] = best, where
 
 
-@kernel(array(4), array(4), array(4, "int32"), *_WINDOWS, INT, INT)
+@kernel(array(4), array(4), array(4, "int32"), *WINDOWS, INT, INT)
 def pool_max_forward(  # type: ignore[no-untyped-def]
     x, y, argmax, kernel_h, kernel_w, pad_h, pad_w, stride_h, stride_w, begin, end
 ):
@@ -149,8 +149,8 @@ def _max_forward(size: int, stride: int) -> Kernel:
             begin = e.shifted(_numbers(range(0, stride * lanes, stride)), left)
             negative = build.icmp_signed("<", begin, _numbers([0] * lanes))
             inner = build.select(negative, _numbers([0] * lanes), begin)
-            with e.loop(count) as inside:
-                ph = build.add(first, inside.index)
+            with e.loop(count) as each:
+                ph = build.add(first, each.index)
                 above = build.sub(build.mul(ph, stride_h), pad_h)
                 top = e.larger(above, e.integer(0))
                 rows = build.sub(e.smaller(build.add(above, kernel_h), height), top)
@@ -205,7 +205,7 @@ def _max_forward(size: int, stride: int) -> Kernel:
                     )  # fmt: skip
 
     function.__name__ = f"pool_max_forward_{size}_by_{stride}"
-    return kernel(array(4), array(4), array(4, "int32"), *_WINDOWS, INT, INT)(function)
+    return kernel(array(4), array(4), array(4, "int32"), *WINDOWS, INT, INT)(function)
 
 
 @kernel(array(3), array(3, "int32"), array(3), INT, INT)
@@ -285,7 +285,7 @@ def _sharing(place, size, pad, stride, count):  # type: ignore[no-untyped-def]
 
 
 @device
-def _next_sharing(first, last, place, size, pad, stride, count):  # type: ignore[no-untyped-def]
+def next_sharing(first, last, place, size, pad, stride, count):  # type: ignore[no-untyped-def]
     """Return the same without divisions, given it for an earlier row or column."""
     while last < count and last * stride - pad <= place:
         last += 1
@@ -295,12 +295,12 @@ def _next_sharing(first, last, place, size, pad, stride, count):  # type: ignore
 
 
 @device
-def _size(index, size, pad, stride, bound):  # type: ignore[no-untyped-def]
+def window_size(index, size, pad, stride, bound):  # type: ignore[no-untyped-def]
     """Return the size of a window along one axis with its padding; 1 where it lies outside."""
     return max(min(size, bound + 2 * pad - index * stride), 1)
 
 
-@kernel(array(4), array(4), *_WINDOWS, INT, scratch(1), scratch(1), INT, INT)
+@kernel(array(4), array(4), *WINDOWS, INT, scratch(1), scratch(1), INT, INT)
 def pool_average_forward(  # type: ignore[no-untyped-def]
     x, y, kernel_h, kernel_w, pad_h, pad_w, stride_h, stride_w, band_h, band, values, begin, end
 ):
@@ -328,22 +328,24 @@ def pool_average_forward(  # type: ignore[no-untyped-def]
         for upper in range(0, pooled_h, step):
             lower = min(upper + step, pooled_h)
             reach = (lower - upper - 1) * stride_h + kernel_h
-            top, rows = _inside(upper * stride_h - pad_h, reach, height)
+            top, rows = inside(upper * stride_h - pad_h, reach, height)
             to_lanes(x, first * plane + top * width, plane, planes, band, 0, rows * width)
             for ph in range(upper, lower):
-                above, down = _inside(ph * stride_h - pad_h, kernel_h, height)
-                size = _size(ph, kernel_h, pad_h, stride_h, height)
+                above, down = inside(ph * stride_h - pad_h, kernel_h, height)
+                size = window_size(ph, kernel_h, pad_h, stride_h, height)
                 for pw in range(pooled_w):
-                    left, across = _inside(pw * stride_w - pad_w, kernel_w, width)
+                    left, across = inside(pw * stride_w - pad_w, kernel_w, width)
                     out = (ph - upper) * pooled_w + pw
                     start = (above - top) * width + left
                     sum_vectors(band, start, width, down, across, values, out)
-                    divide_vector(values, out, size * _size(pw, kernel_w, pad_w, stride_w, width))
+                    divide_vector(
+                        values, out, size * window_size(pw, kernel_w, pad_w, stride_w, width)
+                    )
             start, count = first * pooled + upper * pooled_w, (lower - upper) * pooled_w
             from_lanes(values, 0, y, start, pooled, planes, count, 0)
 
 
-@kernel(array(4), array(4), *_WINDOWS, INT, scratch(1), scratch(1), INT, INT)
+@kernel(array(4), array(4), *WINDOWS, INT, scratch(1), scratch(1), INT, INT)
 def pool_average_backward(  # type: ignore[no-untyped-def]
     dy, dx, kernel_h, kernel_w, pad_h, pad_w, stride_h, stride_w, band_h, band, values, begin, end
 ):
@@ -364,16 +366,18 @@ def pool_average_backward(  # type: ignore[no-untyped-def]
             start, count = first * pooled + upper * pooled_w, (lower - upper) * pooled_w
             to_lanes(dy, start, pooled, planes, values, 0, count)
             for ph in range(upper, lower):
-                size = _size(ph, kernel_h, pad_h, stride_h, height)
+                size = window_size(ph, kernel_h, pad_h, stride_h, height)
                 for pw in range(pooled_w):
                     out = (ph - upper) * pooled_w + pw
-                    divide_vector(values, out, size * _size(pw, kernel_w, pad_w, stride_w, width))
+                    divide_vector(
+                        values, out, size * window_size(pw, kernel_w, pad_w, stride_w, width)
+                    )
             above, below = upper, upper
             for h in range(top, bottom):
-                above, below = _next_sharing(above, below, h, kernel_h, pad_h, stride_h, pooled_h)
+                above, below = next_sharing(above, below, h, kernel_h, pad_h, stride_h, pooled_h)
                 left, right = 0, 0
                 for w in range(width):
-                    left, right = _next_sharing(left, right, w, kernel_w, pad_w, stride_w, pooled_w)
+                    left, right = next_sharing(left, right, w, kernel_w, pad_w, stride_w, pooled_w)
                     sum_vectors(
                         values, (above - upper) * pooled_w + left, pooled_w,
                         below - above, right - left, band, (h - top) * width + w,

@@ -18,7 +18,7 @@ from cgdnn import machine
 from cgdnn.kernels._jit import INT, array, kernel
 from cgdnn.kernels.vector import Emitter, emitted
 
-_PLACE = machine.vector_bytes() // 4
+PLACE = machine.vector_bytes() // 4
 """L, the numbers of one place."""
 
 
@@ -32,7 +32,7 @@ def _squares(e: Emitter, columns: Any) -> Iterator[tuple[int, Any, Any]]:
     count = build.sdiv(build.add(columns, e.integer(e.lanes - 1)), size)
     with e.loop(count) as square:
         column = e.smaller(build.mul(square.index, size), last)
-        for lane in range(0, _PLACE, e.lanes):
+        for lane in range(0, PLACE, e.lanes):
             yield lane, column, build.sub(columns, column)
 
 
@@ -51,7 +51,7 @@ def rows_to_places(e, x, x_start, row, rows, y, y_start, columns):  # type: igno
     for lane, column, left in _squares(e, columns):
         here = build.sub(rows, e.integer(lane))
         sources = e.stepping(e.at(x, build.mul(row, e.integer(lane)), column), row, e.lanes)
-        target = e.at(y, build.mul(column, e.integer(_PLACE)), e.integer(lane))
+        target = e.at(y, build.mul(column, e.integer(PLACE)), e.integer(lane))
         whole = build.icmp_signed(">=", e.smaller(left, here), e.integer(e.lanes))
         slots = [e.variable(e.zero()) for _ in sources]
         with build.if_else(whole) as (yes, no):
@@ -64,7 +64,7 @@ def rows_to_places(e, x, x_start, row, rows, y, y_start, columns):  # type: igno
                     build.store(e.load(source, mask), slot)
         for i, vector in enumerate(e.transposed([build.load(slot) for slot in slots])):
             with build.if_then(build.icmp_signed("<", e.integer(i), left)):
-                e.store(vector, e.at(target, e.integer(i * _PLACE)))
+                e.store(vector, e.at(target, e.integer(i * PLACE)))
 
 
 @emitted
@@ -74,13 +74,13 @@ def places_to_rows(e, x, x_start, y, y_start, row, rows, columns):  # type: igno
     x, y = e.at(x, x_start), e.at(y, y_start)
     for lane, column, left in _squares(e, columns):
         here = build.sub(rows, e.integer(lane))
-        source = e.at(x, build.mul(column, e.integer(_PLACE)), e.integer(lane))
+        source = e.at(x, build.mul(column, e.integer(PLACE)), e.integer(lane))
         targets = e.stepping(e.at(y, build.mul(row, e.integer(lane)), column), row, e.lanes)
         # Where there are fewer columns, the last one stands for those beyond it.
         last = build.sub(left, e.integer(1))
         places = [e.smaller(e.integer(i), last) for i in range(e.lanes)]
         vectors = e.transposed(
-            [e.load(e.at(source, build.mul(place, e.integer(_PLACE)))) for place in places]
+            [e.load(e.at(source, build.mul(place, e.integer(PLACE)))) for place in places]
         )
         whole = build.icmp_signed(">=", e.smaller(left, here), e.integer(e.lanes))
         with build.if_else(whole) as (yes, no):
@@ -102,9 +102,9 @@ def reorder_to_lanes(x, y, begin, end):  # type: ignore[no-untyped-def]
     rows, columns = x.shape[1:]
     for n in range(begin, end):
         for block in range(y.shape[1]):
-            first = block * _PLACE
+            first = block * PLACE
             start = (n * rows + first) * columns
-            out = (n * y.shape[1] + block) * columns * _PLACE
+            out = (n * y.shape[1] + block) * columns * PLACE
             rows_to_places(x, start, columns, rows - first, y, out, columns)
 
 
@@ -117,7 +117,7 @@ def reorder_from_lanes(x, y, begin, end):  # type: ignore[no-untyped-def]
     rows, columns = y.shape[1:]
     for n in range(begin, end):
         for block in range(x.shape[1]):
-            first = block * _PLACE
-            start = (n * x.shape[1] + block) * columns * _PLACE
+            first = block * PLACE
+            start = (n * x.shape[1] + block) * columns * PLACE
             out = (n * rows + first) * columns
             places_to_rows(x, start, y, out, columns, rows - first, columns)

@@ -124,7 +124,7 @@ WINDOWS = [
 ]
 
 
-def _pooled(size, kernel, pad, stride):
+def pooled_size(size, kernel, pad, stride):
     count = ceil((size + 2 * pad - kernel) / stride) + 1
     return count - (pad > 0 and (count - 1) * stride >= size + pad)
 
@@ -134,7 +134,7 @@ def _pooled(size, kernel, pad, stride):
 class TestAgainstReference:
     def arrays(self, window, channels):
         size, kernel, pad, stride = window
-        pooled = tuple(map(_pooled, size, kernel, pad, stride))
+        pooled = tuple(map(pooled_size, size, kernel, pad, stride))
         x = RNG.integers(-4, 5, (3, channels, *size)) / 4  # with ties
         return x, RNG.normal(size=(3, channels, *pooled)), [*kernel, *pad, *stride]
 
