@@ -243,6 +243,14 @@ class Emitter:
             nothing = ir.FunctionType(ir.VoidType(), [])
             self.builder.asm(nothing, "", names, [], side_effect=True)
 
+    def forget_loads(self) -> None:
+        """Let what is loaded from here on be loaded anew.
+
+        LLVM keeps a vector that it meets again, and loads early, even where registers run out.
+        """
+        nothing = ir.FunctionType(ir.VoidType(), [])
+        self.builder.asm(nothing, "", "~{memory}", [], side_effect=True)
+
     def scalar(self, pointer: Any) -> Any:
         """Load one element."""
         return self.builder.load(pointer)

@@ -8,11 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from cgdnn.kernels.stencil import Side, Window
+
 ROOT = Path(__file__).parents[2]
+WINDOW = Window(1, 20, 50, *[Side(12, 5, 1, 2, 1)] * 2)
 TILES = [
     "cgdnn.kernels.conv_direct.conv_direct_filters",
     "cgdnn.kernels.conv_direct.conv_direct_pixels",
     "cgdnn.kernels.conv_direct.conv_direct_backward_weights",
+    "cgdnn.kernels.conv_images.forward(WINDOW)",
+    "cgdnn.kernels.conv_images.backward_data(WINDOW)",
+    "cgdnn.kernels.conv_images.backward_weights(WINDOW)",
+    "cgdnn.kernels.conv_images.backward_weights_routed(WINDOW)",
     "cgdnn.kernels.conv_unfold.conv_forward_unfold",
     "cgdnn.kernels.conv_unfold.conv_backward_weights_unfold",
     "cgdnn.kernels.conv_sparse.conv_backward_weights_sparse(5, False)",
@@ -40,8 +47,9 @@ def innermost_loops(assembly):
 @pytest.mark.parametrize("target", [{}, {"NUMBA_CPU_NAME": "haswell"}])
 def test_sums_stay_in_registers(target, tile, tmp_path):
     module = tile.partition("(")[0].rpartition(".")[0]
+    imports = f"import {module}; from tests.kernels.test_registers import WINDOW"
     run = subprocess.run(
-        [sys.executable, "-c", f"import {module}; {tile}.entry('float32')"],
+        [sys.executable, "-c", f"{imports}; {tile}.entry('float32')"],
         env={
             **os.environ,
             **target,

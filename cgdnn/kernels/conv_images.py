@@ -1,0 +1,632 @@
+"""Direct convolution with images in the lanes of vectors.
+
+Blobs lie in groups of L images, (N / L, C, H, W, L): a vector holds the same place of L images. So
+weights are scalars that meet whole vectors, nothing is transposed, and any count of channels and
+filters is as good as another. For one group, stride 1 and dilation 1.
+
+Kernels are generated for a window: sizes of tiles, and what of them meets padding, are constants,
+so that nothing is multiplied that lies outside. Where the run is in float64, L images are two
+vectors.
+
+* Outputs: a tile is a few neighbouring pixels times a few filters. The data gradient is a forward
+  pass over dy with its taps in reverse, padded by what the kernel has beyond the padding.
+* Weight gradients: a tile is as many taps as registers hold, all of one channel, of one filter or
+  a few. It runs over the outputs of all images of a piece, some neighbours at a time: each vector
+  of x meets all of them that it is a tap of. Lanes are added at the end.
+* Weight gradients behind max pooling (`backward_weights_routed`): of a window of 2 x 2 outputs only
+  the maximum has a gradient. Two masks select for each lane the vectors of x that it meets, so that
+  a tap takes one product instead of four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from math import prod
+from typing import Any
+
+from llvmlite import ir
+
+from cgdnn import machine
+from cgdnn.kernels._jit import INT, Kernel, array, kernel
+from cgdnn.kernels.stencil import Side, Window
+from cgdnn.kernels.vector import Emitter, emitted, lanes_of
+
+_MOST_PIXELS, _MOST_FILTERS = 8, 8
+"""Largest tiles of outputs that are considered."""
+_MOST_TOGETHER = 4
+"""Most neighbouring outputs, and filters, of a tile of the weight gradient."""
+_HELD_ELEMENTS = 96 << 10
+"""Values of the rows that a band of outputs reads: with the weights they stay in a second cache."""
+_HELD_FILTERS = 8
+"""Filters whose weight gradients are computed together, channel by channel."""
+_LATENCY = 4
+"""Cycles from a product to the next one of the same sum."""
+_POOLED = 2
+"""Rows and columns of the windows whose gradients are routed, and their distance."""
+_PRODUCT, _ROUTED_PRODUCT = 0.128, 0.33
+"""Nanoseconds of a product of vectors, measured at each width; of one behind selections."""
+_FETCH = 0.5
+"""Nanoseconds in which a vector comes from the second cache."""
+
+
+def images_together() -> int:
+    """Return the images of a group: L, the lanes of a vector of float32."""
+    return machine.vector_bytes() // 4
+
+
+def _registers() -> int:
+    return 32 if machine.vector_bytes() == 64 else 16
+
+
+def _shares(count: int, most: int) -> list[int]:
+    """Return nearly equal parts, of at most `most`, of a count; larger ones first."""
+    parts = -(-count // most)
+    return [count // parts + (part < count % parts) for part in range(parts)]
+
+
+def _counted(parts: list[int]) -> list[tuple[int, int, int]]:
+    """Return where parts of each size begin, the size, and how many they are."""
+    sizes = sorted(set(parts), reverse=True)
+    return [(sum(p for p in parts if p > size), size, parts.count(size)) for size in sizes]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Neighbouring tiles along an axis that meet the same taps.
+
+    Attributes
+    ----------
+    first : int
+        Where the first one begins.
+    size, count : int
+        Outputs of a tile, and tiles.
+    meets : tuple of tuple of int
+        All (output of the tile, tap) that meet the input, not the padding.
+    """
+
+    first: int
+    size: int
+    count: int
+    meets: tuple[tuple[int, int], ...]
+
+    def of_tap(self, tap: int) -> list[int]:
+        """Return the outputs that have this tap."""
+        return [place for place, other in self.meets if other == tap]
+
+
+def _runs(side: Side, sizes: Sequence[int], taps: range) -> list[_Run]:
+    """Return the runs of tiles of these sizes along an axis, with what they meet of some taps."""
+    runs: list[_Run] = []
+    first = 0
+    for size in sizes:
+        meets = tuple(
+            (place, tap)
+            for place, tap in product(range(size), taps)
+            if 0 <= first + place + tap - side.pad < side.size
+        )
+        last = runs[-1] if runs else None
+        if last and (last.size, last.meets) == (size, meets):
+            runs[-1] = _Run(last.first, size, last.count + 1, meets)
+        else:
+            runs.append(_Run(first, size, 1, meets))
+        first += size
+    return runs
+
+
+@contextmanager
+def _each(e: Emitter, count: int, *pointers: tuple[Any, Any]) -> Iterator[list[Any]]:
+    """Yield the pointers of each of `count` tiles: in a loop, where there is more than one."""
+    if count == 1:
+        e.forget_loads()  # those of the tile before
+        yield [pointer for pointer, _ in pointers]
+    else:
+        with e.sweep(e.integer(count), *pointers) as moving:
+            yield moving
+
+
+def _walk(
+    e: Emitter, runs: list[_Run], *pointers: tuple[Any, int, int]
+) -> Iterator[tuple[_Run, list[Any]]]:
+    """Yield the runs along an axis, each in a loop over its tiles, with pointers to the tile.
+
+    Given are, for each, the pointer at output 0, the elements from one place to the next, and the
+    outputs that share a place.
+    """
+    for run in runs:
+        starts = [
+            (e.at(start, e.integer(run.first // shared * pitch)), run.size // shared * pitch)
+            for start, pitch, shared in pointers
+        ]
+        with _each(e, run.count, *((start, e.integer(step)) for start, step in starts)) as moving:
+            yield run, moving
+
+
+def _add_product(e: Emitter, a: Any, b: Any, slot: Any) -> None:
+    e.builder.store(e.multiply_add(a, b, e.builder.load(slot)), slot)
+
+
+def _turned(window: Window) -> Window:
+    """Return the convolution of dy that gives dx: filters and channels change places."""
+    rows, columns = (
+        Side(side.output, side.kernel, 1, side.kernel - 1 - side.pad, 1)
+        for side in (window.rows, window.columns)
+    )
+    return Window(1, window.filters, window.channels, rows, columns)
+
+
+def _output_tile(outputs: int, columns: int) -> tuple[int, int]:
+    """Return how many pixels and filters a tile should have at most."""
+
+    def cycles(tile: tuple[int, int]) -> float:
+        return sum(
+            max(p * f / 2, (p + f) / 2, _LATENCY) + 0.5
+            for p, f in product(_shares(columns, tile[0]), _shares(outputs, tile[1]))
+        )
+
+    tiles = product(range(1, _MOST_PIXELS + 1), range(1, _MOST_FILTERS + 1))
+    # Registers hold the sums, a row of x, and a weight.
+    return min((t for t in tiles if t[0] * t[1] + t[0] + 1 <= _registers()), key=cycles)
+
+
+def _band(window: Window) -> int:
+    """Return the rows of outputs that are computed before others, for all filters."""
+    row = window.channels * window.columns.size * images_together()
+    most = max(1, _HELD_ELEMENTS // row - window.rows.kernel + 1)
+    return -(-window.rows.output // -(-window.rows.output // most))
+
+
+def _outputs(window: Window, step: int) -> Any:
+    """Return a function that computes the outputs of a group of images.
+
+    `step` is the distance among the weights from one tap to the next: -1 in a data gradient.
+    """
+    rows, columns, taps = window.rows, window.columns, window.taps
+    most_pixels, most_filters = _output_tile(window.filters, columns.output)
+    runs = _runs(columns, _shares(columns.output, most_pixels), range(columns.kernel))
+    parts = _counted(_shares(window.filters, most_filters))
+    band = _band(window)
+    if step > 0:
+        first_tap, w_filter, w_channel = 0, window.channels * taps, taps
+    else:
+        first_tap, w_filter, w_channel = taps - 1, taps, window.filters * taps
+
+    @emitted
+    def planes(e, x, x_start, w, b, has_bias, y, y_start):  # type: ignore[no-untyped-def]
+        build, number, place = e.builder, e.integer, images_together()
+        x, w, y = e.at(x, x_start), e.at(w, number(first_tap)), e.at(y, y_start)
+        x_row, y_row = columns.size * place, columns.output * place
+        w_row = number(step * columns.kernel)
+
+        def add_row(sums, run, x_k, w_k):  # type: ignore[no-untyped-def]
+            """Add the products of a row of taps."""
+            for tap in range(columns.kernel):
+                pixels = run.of_tap(tap)
+                right = [e.load(e.at(x_k, number((p + tap) * place))) for p in pixels]
+                for f, line in enumerate(sums if pixels else []):
+                    left = e.splat(e.scalar(e.at(w_k, number(f * w_filter + step * tap))))
+                    for p, vector in zip(pixels, right, strict=True):
+                        _add_product(e, left, vector, line[p])
+
+        def add_line(o, count, r):  # type: ignore[no-untyped-def]
+            """Compute row r of `count` filters from o on."""
+            starts = [e.variable(e.zero()) for _ in range(count)]
+            with build.if_then(build.icmp_signed("!=", has_bias, number(0))):
+                for f, start in enumerate(starts):
+                    build.store(e.splat(e.scalar(e.at(b, o, number(f)))), start)
+            above = build.sub(number(rows.pad), r)
+            first = e.larger(number(0), above)
+            last = e.smaller(number(rows.kernel), build.add(number(rows.size), above))
+            met = build.sub(last, first)
+            w_r = e.at(w, build.mul(o, number(w_filter)), build.mul(first, w_row))
+            x_r = e.at(x, build.mul(build.sub(first, above), number(x_row)))
+            line = build.add(build.mul(o, number(rows.output)), r)
+            y_r = e.at(y, build.mul(line, number(y_row)))
+            x_0 = e.at(x_r, number(-columns.pad * place))
+            for run, (x_t, y_t) in _walk(e, runs, (x_0, place, 1), (y_r, place, 1)):
+                sums = [
+                    [e.variable(build.load(start)) for _ in range(run.size)] for start in starts
+                ]
+                planes = (x_t, number(rows.size * x_row)), (w_r, number(w_channel))
+                with (
+                    e.sweep(number(window.channels), *planes) as (x_c, w_c),
+                    e.sweep(met, (x_c, number(x_row)), (w_c, w_row)) as (x_k, w_k),
+                ):
+                    add_row(sums, run, x_k, w_k)
+                for f, p in product(range(count), range(run.size)):
+                    at = number(f * rows.output * y_row + p * place)
+                    e.store(build.load(sums[f][p]), e.at(y_t, at))
+
+        with e.loop(number(-(-rows.output // band))) as bands:
+            top = build.mul(bands.index, number(band))
+            height = e.smaller(number(band), build.sub(number(rows.output), top))
+            for first, count, tiles in parts:
+                with e.loop(number(tiles)) as tile, e.loop(height) as line:
+                    o = build.add(number(first), build.mul(tile.index, number(count)))
+                    add_line(o, count, build.add(top, line.index))
+
+    return planes
+
+
+@cache
+def forward(window: Window) -> Kernel:
+    """Return the kernel that sets y = w * x + b for the groups of images [begin, end).
+
+    Its arguments::
+
+        x : array (N / L, C, H, W, L)
+        w : array (Co, C, KH, KW)
+        b : array (Co,)         not read unless has_bias
+        has_bias : int
+        y : array (N / L, Co, OH, OW, L), written
+        begin, end : int
+    """
+    planes = _outputs(window, 1)
+
+    def function(x, w, b, has_bias, y, begin, end):  # type: ignore[no-untyped-def]
+        x_group, y_group = x.size // x.shape[0], y.size // y.shape[0]
+        for g in range(begin, end):
+            for lane in range(0, x.shape[4], lanes_of(x)):
+                planes(x, g * x_group + lane, w, b, has_bias, y, g * y_group + lane)
+
+    function.__name__ = _name("forward", window)
+    return kernel(array(5), array(4), array(1), INT, array(5), INT, INT)(function)
+
+
+@cache
+def backward_data(window: Window) -> Kernel:
+    """Return the kernel that sets dx from dy for the groups of images [begin, end).
+
+    Its arguments::
+
+        dy : array (N / L, Co, OH, OW, L)
+        w : array (Co, C, KH, KW)
+        dx : array (N / L, C, H, W, L), written
+        begin, end : int
+    """
+    planes = _outputs(_turned(window), -1)
+
+    def function(dy, w, dx, begin, end):  # type: ignore[no-untyped-def]
+        dy_group, dx_group = dy.size // dy.shape[0], dx.size // dx.shape[0]
+        for g in range(begin, end):
+            for lane in range(0, dy.shape[4], lanes_of(dy)):
+                planes(dy, g * dy_group + lane, w, w, 0, dx, g * dx_group + lane)
+
+    function.__name__ = _name("backward_data", window)
+    return kernel(array(5), array(4), array(5), INT, INT)(function)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Taps of a tile of the weight gradient."""
+
+    rows: range
+    columns: range
+
+
+def _blocks(window: Window, rows: int, columns: int) -> list[_Block]:
+    """Return blocks of taps, at most so many rows and columns, that make up the kernel."""
+    return [
+        _Block(down, across)
+        for down in _ranges(window.rows.kernel, rows)
+        for across in _ranges(window.columns.kernel, columns)
+    ]
+
+
+def _ranges(count: int, most: int) -> list[range]:
+    """Return the ranges of nearly equal parts of a count."""
+    sizes = _shares(count, most)
+    return [range(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
+
+
+def _gradient_tile(window: Window) -> tuple[tuple[int, int, int], int]:
+    """Return the most filters, rows and columns of taps in a tile, and outputs at a time."""
+    rows, columns = window.rows, window.columns
+
+    def cycles(tile: tuple[int, int, int, int]) -> float:
+        counts = (window.filters, rows.kernel, columns.kernel, columns.output)
+        shares = (_shares(count, most) for count, most in zip(counts, tile, strict=True))
+        return sum(
+            max(f * r * k * q / 2, (f * q + r * (k + q - 1)) / 2, _LATENCY * q) + 0.5
+            for f, r, k, q in product(*shares)
+        )
+
+    tiles = product(
+        range(1, _MOST_TOGETHER + 1),
+        range(1, rows.kernel + 1),
+        range(1, columns.kernel + 1),
+        range(1, _MOST_TOGETHER + 1),
+    )
+    # Registers hold the sums, also that of dy for each filter, vectors of dy, and one of x.
+    fit = [(f, r, k, q) for f, r, k, q in tiles if f * (r * k + 1 + q) + 1 <= _registers()]
+    *most, together = min(fit, key=cycles)
+    return (most[0], most[1], most[2]), together
+
+
+def _store_totals(e: Emitter, totals: list[tuple[Any, Any]]) -> None:
+    """Store the sums over the lanes of vectors; `totals` has (place, slot) of each."""
+    for first in range(0, len(totals), e.lanes):
+        part = totals[first : first + e.lanes]
+        vectors = [e.builder.load(slot) for _, slot in part]
+        sums = e.lane_sums(vectors + [e.zero()] * (e.lanes - len(part)))
+        for i, (place, _) in enumerate(part):
+            e.builder.store(e.builder.extract_element(sums, e.integer(i)), place)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """The registers of a tile of the weight gradient: for each filter its taps, and dy."""
+
+    taps: list[dict[tuple[int, int], Any]]
+    outputs: list[Any]
+
+
+def _gradients(window: Window, most: tuple[int, int, int], planes: int, add: Any) -> Any:
+    """Return a function that computes the gradients from some groups of images.
+
+    Parameters
+    ----------
+    window : Window
+    most : tuple of int
+        Filters, and rows and columns of taps, of a tile, at most.
+    planes : int
+        Vectors in a plane of dy.
+    add : function
+        Emits what adds to the sums of a tile from the planes of one group of images.
+    """
+    filters, depth = window.filters, window.channels * window.taps
+    blocks = _blocks(window, *most[1:])
+    plane = window.rows.size * window.columns.size
+
+    @emitted
+    def gradients(e, x, dy, places, dw, dw_start, db, db_start, has_bias, begin, end):  # type: ignore[no-untyped-def]
+        build, place = e.builder, images_together()
+        x_group, dy_group = window.channels * plane * place, filters * planes * place
+        x = e.at(x, build.mul(begin, e.integer(x_group)))
+        dy = e.at(dy, build.mul(begin, e.integer(dy_group)))
+        places = e.at(places, build.mul(begin, e.integer(dy_group)))
+        dw, db = e.at(dw, dw_start), e.at(db, db_start)
+        groups = build.sub(end, begin)
+
+        def tile(o, c, count, block, biased):  # type: ignore[no-untyped-def]
+            """Set the gradients of `count` filters from o on, of channel c, and with them db."""
+            x_c = e.at(x, build.mul(c, e.integer(plane * place)))
+            first = build.mul(o, e.integer(planes * place))
+            sums = _Sums(
+                [
+                    {tap: e.variable(e.zero()) for tap in product(block.rows, block.columns)}
+                    for _ in range(count)
+                ],
+                [e.variable(e.zero()) for _ in range(count)] if biased else [],
+            )
+            e.free_registers()
+            moving = [
+                (pointer, e.integer(group))
+                for pointer, group in (
+                    (x_c, x_group),
+                    (e.at(dy, first), dy_group),
+                    (e.at(places, first), dy_group),
+                )
+            ]
+            with e.sweep(groups, *moving) as images:
+                parts = ((pointer, e.integer(e.lanes)) for pointer in images)
+                with _each(e, place // e.lanes, *parts) as pointers:
+                    add(e, sums, block, *pointers)
+            w_c = e.at(dw, build.mul(o, e.integer(depth)), build.mul(c, e.integer(window.taps)))
+            totals = [
+                (e.at(w_c, e.integer(f * depth + row * window.columns.kernel + column)), slot)
+                for f, slots in enumerate(sums.taps)
+                for (row, column), slot in slots.items()
+            ]
+            _store_totals(e, totals)
+            if biased:
+                with build.if_then(build.icmp_signed("!=", has_bias, e.integer(0))):
+                    _store_totals(
+                        e, [(e.at(db, o, e.integer(f)), s) for f, s in enumerate(sums.outputs)]
+                    )
+
+        def tiles(first, size, count, c, biased):  # type: ignore[no-untyped-def]
+            """Set the gradients of `count` tiles of `size` filters, of channel c."""
+            with e.loop(count) as t:
+                o = build.add(first, build.mul(t.index, e.integer(size)))
+                for number, block in enumerate(blocks):
+                    tile(o, c, size, block, biased and number == 0)
+
+        # Some filters together: what they read of dy stays in the second cache.
+        for first, size, count in _counted(_shares(filters, most[0])):
+            together = -(-_HELD_FILTERS // size)
+            with e.loop(e.integer(-(-count // together))) as panel:
+                t = build.mul(panel.index, e.integer(together))
+                left = e.smaller(build.sub(e.integer(count), t), e.integer(together))
+                o = build.add(e.integer(first), build.mul(t, e.integer(size)))
+                tiles(o, size, left, e.integer(0), True)
+                with e.loop(e.integer(window.channels - 1)) as others:
+                    c = build.add(others.index, e.integer(1))
+                    tiles(o, size, left, c, False)
+
+    return gradients
+
+
+@cache
+def backward_weights(window: Window) -> Kernel:
+    """Return the kernel that sets partial gradients from the groups of images [begin, end).
+
+    Its arguments::
+
+        x : array (N / L, C, H, W, L)
+        dy : array (N / L, Co, OH, OW, L)
+        dw : array (pieces, Co * C * KH * KW)   row `piece` is written
+        db : array (pieces, Co)                 likewise; not touched unless has_bias
+        has_bias, piece, begin, end : int
+    """
+    rows, columns = window.rows, window.columns
+    most, together = _gradient_tile(window)
+
+    def add(e, sums, block, x, dy, _):  # type: ignore[no-untyped-def]
+        build, number, place = e.builder, e.integer, images_together()
+        x_row, dy_row = columns.size * place, columns.output * place
+        x_0 = e.at(x, number(-rows.pad * x_row - columns.pad * place))
+        lines = _runs(rows, [1] * rows.output, block.rows)
+        runs = _runs(columns, _shares(columns.output, together), block.columns)
+        for line, (x_r, dy_r) in _walk(e, lines, (x_0, x_row, 1), (dy, dy_row, 1)):
+            for run, (x_t, dy_t) in _walk(e, runs, (x_r, place, 1), (dy_r, place, 1)):
+                outputs = [
+                    [
+                        e.load(e.at(dy_t, number(f * rows.output * dy_row + q * place)))
+                        for q in range(run.size)
+                    ]
+                    for f in range(len(sums.taps))
+                ]
+                # Column after column of x: products of the same sum lie far apart.
+                for column in range(run.size + columns.kernel - 1):
+                    met = [(q, tap) for q, tap in run.meets if q + tap == column]
+                    for row in (tap for _, tap in line.meets if met):
+                        vector = e.load(e.at(x_t, number(row * x_row + column * place)))
+                        for (q, tap), (f, slots) in product(met, enumerate(sums.taps)):
+                            _add_product(e, vector, outputs[f][q], slots[row, tap])
+                for f, total in enumerate(sums.outputs):
+                    for vector in outputs[f]:
+                        build.store(build.fadd(build.load(total), vector), total)
+
+    gradients = _gradients(window, most, rows.output * columns.output, add)
+
+    def function(x, dy, dw, db, has_bias, piece, begin, end):  # type: ignore[no-untyped-def]
+        gradients(
+            x, dy, dy, dw, piece * dw.shape[1], db, piece * db.shape[1], has_bias, begin, end,
+        )  # fmt: skip
+
+    function.__name__ = _name("backward_weights", window)
+    return kernel(array(5), array(5), array(2), array(2), INT, INT, INT, INT)(function)
+
+
+def _pooled(outputs: int) -> list[int]:
+    """Return the sizes of the windows along an axis: the last one may be cut short."""
+    whole, left = divmod(outputs, _POOLED)
+    return [_POOLED] * whole + [left] * (left > 0)
+
+
+def _routed_tile(window: Window) -> tuple[int, int, int]:
+    """Return the filters, and the most rows and columns of taps, of a routed gradient's tile."""
+    rows, columns = window.rows.kernel, window.columns.kernel
+
+    def cycles(tile: tuple[int, int]) -> float:
+        shares = _shares(rows, tile[0]), _shares(columns, tile[1])
+        return sum(((r + 1) * k + 2 * r * k) / 2 + 4 for r, k in product(*shares))
+
+    tiles = product(range(1, rows + 1), range(1, columns + 1))
+    # Registers hold the sums, two rows of selected vectors, and six more.
+    fit = [(r, k) for r, k in tiles if r * k + 2 * k + 6 <= _registers()]
+    return (1, *min(fit, key=cycles))
+
+
+def _selected(e: Emitter, mask: Any, values: list[Any]) -> Any:
+    """Return the one value, or the second of two where `mask` is on; None stands for zeros."""
+    if all(value is None for value in values):
+        return None
+    vectors = [e.zero() if value is None else value for value in values]
+    return vectors[0] if len(vectors) == 1 else e.builder.select(mask, vectors[1], vectors[0])
+
+
+@cache
+def backward_weights_routed(window: Window) -> Kernel:
+    """Return the kernel that sets partial gradients from those behind max pooling.
+
+    The pooling has windows of 2 x 2 at a distance of 2, and no padding. The arguments are those of
+    `backward_weights`, but in place of dy::
+
+        dy : array (N / L, Co, PH, PW, L)
+        places : int32 array of the same shape    where it goes: row * OW + column, in its window
+    """
+    rows, columns = window.rows, window.columns
+    down, across = _pooled(rows.output), _pooled(columns.output)
+
+    def add(e, sums, block, x, dy, places):  # type: ignore[no-untyped-def]
+        build, number, place = e.builder, e.integer, images_together()
+        kind = ir.VectorType(ir.IntType(32), e.lanes)
+
+        def every(value):  # type: ignore[no-untyped-def]
+            return ir.Constant(kind, [value] * e.lanes)
+
+        def add_window(line, run, x_t, value, is_lower, is_right):  # type: ignore[no-untyped-def]
+            """Add the products of one gradient in each lane."""
+            heights, widths = ({i + tap for i, tap in axis.meets} for axis in (line, run))
+            above: dict[int, Any] = {}
+            for row in range(block.rows.start, block.rows.stop + line.size - 1):
+                tap = row - line.size + 1  # that meets this row and the one above
+                for column in block.columns:
+                    near = [
+                        e.load(e.at(x_t, number((row * columns.size + column + j) * place)))
+                        if row in heights and column + j in widths
+                        else None
+                        for j in range(run.size)
+                    ]
+                    here = _selected(e, is_right, near)
+                    if tap in block.rows:
+                        pair = [above[column], here] if line.size > 1 else [here]
+                        met = _selected(e, is_lower, pair)
+                        if met is not None:
+                            _add_product(e, met, value, sums.taps[0][tap, column])
+                    above[column] = here
+
+        x_row, dy_row = columns.size * place, len(across) * place
+        x_0 = e.at(x, number(-rows.pad * x_row - columns.pad * place))
+        lines, runs = _runs(rows, down, block.rows), _runs(columns, across, block.columns)
+        second = e.variable(every(columns.output))  # where the second row of the windows begins
+        whole = [(pointer, dy_row, _POOLED) for pointer in (dy, places)]
+        for line, (x_r, *of_line) in _walk(e, lines, (x_0, x_row, 1), *whole):
+            parts = [(pointer, place, _POOLED) for pointer in of_line]
+            for run, (x_t, dy_t, places_t) in _walk(e, runs, (x_r, place, 1), *parts):
+                value, where = e.load(dy_t), e.load_integers(places_t)
+                is_lower = build.icmp_signed(">=", where, build.load(second))
+                is_right = build.icmp_signed("!=", build.and_(where, every(1)), every(0))
+                if columns.output % 2:  # odd places have an odd row or an odd column
+                    is_right = build.xor(is_right, is_lower)
+                for total in sums.outputs:
+                    build.store(build.fadd(build.load(total), value), total)
+                add_window(line, run, x_t, value, is_lower, is_right)
+            build.store(build.add(build.load(second), every(_POOLED * columns.output)), second)
+
+    gradients = _gradients(window, _routed_tile(window), len(down) * len(across), add)
+
+    def function(x, dy, places, dw, db, has_bias, piece, begin, end):  # type: ignore[no-untyped-def]
+        gradients(
+            x, dy, places, dw, piece * dw.shape[1], db, piece * db.shape[1], has_bias, begin, end,
+        )  # fmt: skip
+
+    function.__name__ = _name("backward_weights_routed", window)
+    arrays = array(5), array(5), array(5, "int32"), array(2), array(2)
+    return kernel(*arrays, INT, INT, INT, INT)(function)
+
+
+def _products(window: Window) -> int:
+    """Return the multiply-adds of an image: none where a tap meets padding."""
+    met = (
+        sum(len(run.meets) for run in _runs(side, [1] * side.output, range(side.kernel)))
+        for side in (window.rows, window.columns)
+    )
+    return window.channels * window.filters * prod(met)
+
+
+def outputs_cost(window: Window) -> float:
+    """Return the estimated nanoseconds of an image in `forward`, or `backward_data`, on a core."""
+    return _PRODUCT * _products(window) / images_together()
+
+
+def gradients_cost(window: Window) -> float:
+    """Return the estimated nanoseconds of an image in `backward_weights` on one core."""
+    outputs = window.rows.output * window.columns.output
+    fetched = _FETCH * window.channels * window.filters * outputs
+    return max(_PRODUCT * _products(window), fetched) / images_together()
+
+
+def routed_cost(window: Window) -> float:
+    """Return the estimated nanoseconds of an image in `backward_weights_routed` on one core."""
+    return _ROUTED_PRODUCT * _products(window) / _POOLED**2 / images_together()
+
+
+def _name(what: str, window: Window) -> str:
+    sides = (f"{s.size}_{s.kernel}_{s.pad}" for s in (window.rows, window.columns))
+    return f"conv_images_{what}_{window.channels}_{window.filters}_{'_'.join(sides)}"
