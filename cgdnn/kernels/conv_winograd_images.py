@@ -8,8 +8,9 @@ with all channels of x and some of y, so that V and M stay in the second cache.
 
 * forward: M = U V, scalars times vectors of images;
 * backward_data, by the transposed algorithm: dV = U^T dM;
-* backward_weights: dU += V dM^T is a sum over images, which cannot lie in the lanes then: dy is
-  re-laid to vectors of filters, and each element of V is a scalar.
+* backward_weights: dU += V dM^T is a sum over images. For those filters that fill vectors, dy is
+  re-laid to have filters in the lanes, and each element of V is a scalar. If up to half a vector is
+  left, products are summed lane by lane, and the lanes at the end.
 
 See `cgdnn.kernels.conv_winograd` for the algorithm and its rounding.
 
@@ -21,12 +22,20 @@ of dM, and 0.12 for an element of dy.
 
 from __future__ import annotations
 
+from functools import partial
+
 from cgdnn.kernels._jit import INT, array, device, kernel, scratch
 from cgdnn.kernels.conv_winograd import filters_scratch as gradient_scratch
 from cgdnn.kernels.conv_winograd import finish_filters, grid_of, padded, sides
 from cgdnn.kernels.relay import fill_zero, to_lanes
 from cgdnn.kernels.vector import add_sum, lanes_of
-from cgdnn.kernels.winograd_images_tiles import multiply_places, tiles_from_places, tiles_to_places
+from cgdnn.kernels.winograd_images_tiles import (
+    multiply_lanes,
+    multiply_places,
+    sum_lanes,
+    tiles_from_places,
+    tiles_to_places,
+)
 from cgdnn.kernels.winograd_points import OUTPUTS, TAPS
 from cgdnn.kernels.winograd_tiles import filters_to_panel
 
@@ -103,7 +112,7 @@ def choose_weights_blocking(taps: int, filters: int, tiles: int) -> tuple[int, i
 
 def weights_scratch_of(
     taps: int, channels: int, filters: int, plane: tuple[int, int], blocking: tuple[int, int]
-) -> tuple[int, int, int, int, int]:
+) -> tuple[int, int, int, int, int, int]:
     """Return the elements of scratch of `conv_backward_weights_winograd_images`.
 
     Parameters
@@ -124,12 +133,22 @@ def weights_scratch_of(
         _tiles_scratch(taps, channels * tiles),
         _tiles_scratch(taps, lanes * tiles * vectors),
         _tiles_scratch(taps, panels * vectors * channels),
+        _tiles_scratch(
+            taps, max(map(partial(_left_over, filters), (lanes, lanes // 2))) * channels
+        ),
     )
 
 
 def _tiles_scratch(taps: int, vectors: int) -> int:
     """Return the elements of so many vectors for each frequency."""
     return (taps + OUTPUTS - 1) ** 2 * (vectors + _PADDING) * padded(1)
+
+
+@device
+def _left_over(filters, lanes):  # type: ignore[no-untyped-def]
+    """Return the filters whose gradients are summed lane by lane."""
+    rest = filters % lanes
+    return rest if 2 * rest <= lanes else 0
 
 
 @kernel(array(4), array(2), INT, scratch(1), INT, INT)
@@ -289,10 +308,10 @@ def _tiles_to_plane(  # type: ignore[no-untyped-def]
 
 @kernel(
     array(5), array(5), array(2), array(2), INT, INT, INT, INT, INT, INT,
-    scratch(1), scratch(1), scratch(1), scratch(1), scratch(1), INT, INT, INT, INT,
+    scratch(1), scratch(1), scratch(1), scratch(1), scratch(1), scratch(1), INT, INT, INT, INT,
 )  # fmt: skip
 def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
-    x, dy, dw, db, has_bias, taps, pad_h, pad_w, tiles, vectors, plane, lines, v, m, du,
+    x, dy, dw, db, has_bias, taps, pad_h, pad_w, tiles, vectors, plane, lines, v, m, du, sums,
     piece, span, begin, end,
 ):  # fmt: skip
     """Set the gradients that some groups of images give.
@@ -310,9 +329,9 @@ def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
         Zeros around x.
     tiles, vectors : int
         See `choose_weights_blocking`.
-    plane, lines, v, m, du : arrays
+    plane, lines, v, m, du, sums : arrays
         See `weights_scratch_of`. `lines` holds some rows of dy of a group, as
-        [vector of filters][place][image].
+        [vector of filters][place][image]; `sums` is dU, lane by lane, of the filters left over.
     span, begin, end : int
         Range of spans of so many groups.
     """
@@ -323,10 +342,14 @@ def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
     dy_size = dy.shape[2] * dy.shape[3] * pitch
     across = (dy.shape[3] + OUTPUTS - 1) // OUTPUTS
     band = max(1, tiles // across)
-    blocks, width, row = (filters + lanes - 1) // lanes, vectors * lanes, tiles * lanes
+    rest = _left_over(filters, lanes)
+    whole = filters - rest
+    blocks, width, row = (whole + lanes - 1) // lanes, vectors * lanes, tiles * lanes
     v_frequency, m_frequency = channels * row + _PADDING * lanes, row * width + _PADDING * lanes
     du_panel = channels * width
-    du_frequency = (blocks + vectors - 1) // vectors * du_panel + _PADDING * lanes
+    du_frequency = (filters + width - 1) // width * du_panel + _PADDING * lanes
+    rest_frequency = rest * row + _PADDING * lanes
+    sums_frequency = channels * rest * lanes + _PADDING * lanes
     for o in range(filters * has_bias):
         db[piece, o] = 0
     for g in range(begin * span, end * span):
@@ -335,7 +358,7 @@ def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
         for part in range(0, pitch, lanes):
             for top in range(0, dy.shape[2], OUTPUTS * band):
                 height = min(OUTPUTS * band, dy.shape[2] - top)
-                _filters_to_lanes(dy, g, part, top, height, lines)
+                _filters_to_lanes(dy, g, part, top, height, whole, lines)
                 before = top // OUTPUTS * across
                 count, _ = _grid((height, dy.shape[3]))
                 for first in range(0, count, tiles):
@@ -363,18 +386,37 @@ def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
                                 m, f * m_frequency, width, few,
                                 du, f * du_frequency + left // vectors * du_panel, width, keep,
                             )  # fmt: skip
+                    for i in range(rest):
+                        _plane_to_tiles(
+                            dy, (g * filters + whole + i) * dy_size + part,
+                            (dy.shape[2], dy.shape[3], pitch), (before + first, some, across),
+                            (0, 0), OUTPUTS, kind + len(TAPS), m, i * row, lanes, rest_frequency,
+                        )  # fmt: skip
+                    for f in range(patch * patch if rest else 0):
+                        multiply_lanes(
+                            v, f * v_frequency, row, channels, some,
+                            m, f * rest_frequency, row, rest,
+                            sums, f * sums_frequency, rest * lanes, keep,
+                        )  # fmt: skip
+    start = whole // width * du_panel + whole % width
+    for f in range(patch * patch if rest else 0):
+        for c in range(channels):
+            sum_lanes(
+                sums, f * sums_frequency + c * rest * lanes, rest,
+                du, f * du_frequency + start + c * width,
+            )  # fmt: skip
     finish_filters(
         du, width, du_panel, du_frequency, plane, 0, filters, channels, taps, dw, piece, 0
     )
 
 
 @device
-def _filters_to_lanes(dy, g, part, top, height, lines):  # type: ignore[no-untyped-def]
-    """Bring the filters of some rows of L images of a group into lanes."""
+def _filters_to_lanes(dy, g, part, top, height, whole, lines):  # type: ignore[no-untyped-def]
+    """Bring the first `whole` filters of some rows of L images of a group into lanes."""
     lanes, pitch = lanes_of(dy), dy.shape[4]
     filters, size = dy.shape[1], dy.shape[2] * dy.shape[3] * pitch
     places = height * dy.shape[3]
-    for first in range(0, filters, lanes):
+    for first in range(0, whole, lanes):
         start = (g * filters + first) * size + top * dy.shape[3] * pitch + part
         for place in range(places):
             to_lanes(

@@ -8,6 +8,7 @@ All numbers are int64, all offsets and strides are in elements.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from cgdnn import machine
@@ -15,7 +16,8 @@ from cgdnn.kernels.vector import Emitter, emitted
 from cgdnn.kernels.winograd_points import transposed
 from cgdnn.kernels.winograd_tiles import INPUT_MATRICES, OUTPUT_MATRICES, matrix_product
 
-_TILES = {4: 6, 2: 10, 1: 10} if machine.vector_bytes() == 64 else {2: 6, 1: 6}
+_FEW_TILES = {2: 6, 1: 6}
+_TILES = {4: 6, 2: 10, 1: 10} if machine.vector_bytes() == 64 else _FEW_TILES
 """Shapes of a product's tile that fit into the registers: most rows for each count of vectors."""
 
 
@@ -118,45 +120,104 @@ def multiply_places(  # type: ignore[no-untyped-def]
     ``k * b_row + v * L`` and of row i of C at ``i * c_row + v * L``. `keep` is not 0 where C is
     added to. Each element of C is summed in the order of k.
     """
+    _multiply(
+        e, _TILES, lambda place: e.splat(e.scalar(place)),
+        (e.at(a, a_start), a_row, a_k), rows, depth,
+        (e.at(b, b_start), b_row, e.integer(e.lanes)), vectors, (e.at(c, c_start), c_row), keep,
+    )  # fmt: skip
+
+
+@emitted
+def multiply_lanes(  # type: ignore[no-untyped-def]
+    e, a, a_start, a_row, rows, depth, b, b_start, b_row, vectors, c, c_start, c_row, keep
+):
+    """C (+)= A B^T, of vectors, lane by lane.
+
+    Element (i, k) of A lies at ``i * a_row + k * L``, (j, k) of B at ``j * b_row + k * L`` and
+    (i, j) of C at ``i * c_row + j * L``. `keep` is not 0 where C is added to.
+    """
+    lane = e.integer(e.lanes)
+    _multiply(
+        e, _FEW_TILES, e.load, (e.at(a, a_start), a_row, lane), rows, depth,
+        (e.at(b, b_start), lane, b_row), vectors, (e.at(c, c_start), c_row), keep,
+    )  # fmt: skip
+
+
+@emitted
+def sum_lanes(e, x, start, count, y, y_start):  # type: ignore[no-untyped-def]
+    """Set `count` elements of y to the sums of the lanes of as many vectors."""
     build = e.builder
-    a, b, c = e.at(a, a_start), e.at(b, b_start), e.at(c, c_start)
+    moving = [(e.at(x, start), e.integer(e.lanes)), (e.at(y, y_start), e.integer(1))]
+    with e.sweep(count, *moving) as (source, target):
+        build.store(e.total(e.load(source)), target)
+
+
+def _multiply(
+    e: Emitter,
+    shapes: dict[int, int],
+    factor: Callable[[Any], Any],
+    left: tuple[Any, Any, Any],
+    rows: Any,
+    depth: Any,
+    right: tuple[Any, Any, Any],
+    vectors: Any,
+    result: tuple[Any, Any],
+    keep: Any,
+) -> None:
+    """C (+)= A B, tile by tile.
+
+    Parameters
+    ----------
+    shapes : dict
+        Most rows of a tile for each count of vectors.
+    factor : callable
+        Returns a vector for the place of an element of A.
+    left : (pointer, row, k)
+        Where A lies, and how far apart its rows and columns are.
+    right : (pointer, k, vector)
+        Where B lies, and how far apart its rows and vectors are.
+    result : (pointer, row)
+        Where C lies, and how far apart its rows are.
+    """
+    build = e.builder
+    (a, a_row, a_k), (b, b_k, b_vector), (c, c_row) = left, right, result
     keeps = build.icmp_signed("!=", keep, e.integer(0))
-    for nv, most in _TILES.items():
-        wide = e.integer(nv * e.lanes)
-        count = build.sdiv(vectors, e.integer(nv))
-        vectors = build.sub(vectors, build.mul(count, e.integer(nv)))
+    for nv, most in shapes.items():
+        number = e.integer(nv)
+        count = build.sdiv(vectors, number)
+        vectors = build.sub(vectors, build.mul(count, number))
         tiles = build.sdiv(build.add(rows, e.integer(most - 1)), e.integer(most))
         least, more = build.sdiv(rows, tiles), build.srem(rows, tiles)
-        with e.sweep(count, (b, wide), (c, wide)) as (b_panel, c_panel), e.loop(tiles) as tile:
+        b_wide, c_wide = build.mul(b_vector, number), e.integer(nv * e.lanes)
+        with e.sweep(count, (b, b_wide), (c, c_wide)) as (b_panel, c_panel), e.loop(tiles) as tile:
             larger = build.icmp_signed("<", tile.index, more)
             top = build.add(build.mul(tile.index, least), e.smaller(tile.index, more))
             size = build.add(least, build.zext(larger, least.type))
-            a_tile = e.at(a, build.mul(top, a_row))
-            c_tile = e.at(c_panel, build.mul(top, c_row))
+            a_tile = (e.at(a, build.mul(top, a_row)), a_row, a_k)
+            c_tile = (e.at(c_panel, build.mul(top, c_row)), c_row)
             with e.cases(build.sub(size, e.integer(1)), most) as each:
                 for case in each:
                     _multiply_tile(
-                        e, case + 1, nv, (a_tile, a_row, a_k), depth, (b_panel, b_row),
-                        (c_tile, c_row), keeps,
+                        e, factor, case + 1, nv, a_tile, depth, (b_panel, b_k, b_vector), c_tile,
+                        keeps,
                     )  # fmt: skip
-        done = build.mul(count, wide)
-        b, c = e.at(b, done), e.at(c, done)
+        b, c = e.at(b, build.mul(count, b_wide)), e.at(c, build.mul(count, c_wide))
 
 
 def _multiply_tile(
     e: Emitter,
+    factor: Callable[[Any], Any],
     mr: int,
     nv: int,
     left: tuple[Any, Any, Any],
     depth: Any,
-    right: tuple[Any, Any],
+    right: tuple[Any, Any, Any],
     result: tuple[Any, Any],
     keeps: Any,
 ) -> None:
     """Compute a tile of `mr` rows and `nv` vectors."""
     build = e.builder
-    a, a_row, a_k = left
-    c, c_row = result
+    (a, a_row, a_k), (b, b_k, b_vector), (c, c_row) = left, right, result
     places = [
         e.at(c, build.mul(c_row, e.integer(i)), e.integer(v * e.lanes))
         for i in range(mr)
@@ -166,12 +227,13 @@ def _multiply_tile(
     with build.if_then(keeps):
         for slot, place in zip(sums, places, strict=True):
             build.store(e.load(place), slot)
-    steps = [build.mul(a_row, e.integer(i)) for i in range(mr)]
-    with e.sweep(depth, (a, a_k), right) as (scalars, line):
-        vectors = [e.load(e.at(line, e.integer(v * e.lanes))) for v in range(nv)]
-        for i, step in enumerate(steps):
-            factor = e.splat(e.scalar(e.at(scalars, step)))
+    a_steps = [build.mul(a_row, e.integer(i)) for i in range(mr)]
+    b_steps = [build.mul(b_vector, e.integer(v)) for v in range(nv)]
+    with e.sweep(depth, (a, a_k), (b, b_k)) as (column, line):
+        vectors = [e.load(e.at(line, step)) for step in b_steps]
+        for i, step in enumerate(a_steps):
+            x = factor(e.at(column, step))
             for slot, vector in zip(sums[i * nv :], vectors, strict=False):
-                build.store(e.multiply_add(factor, vector, build.load(slot)), slot)
+                build.store(e.multiply_add(x, vector, build.load(slot)), slot)
     for slot, place in zip(sums, places, strict=True):
         e.store(build.load(slot), place)

@@ -164,18 +164,19 @@ def test_what_is_not_finite_reaches_all_that_depends_on_it(dtype, form, value):
     assert np.isfinite(np.delete(result, 2, axis=0)).all()
 
 
-def test_what_is_not_finite_reaches_the_weights(dtype):
-    case = batch_case("quick2", dtype)
-    case.x[0, 3, 7, 9] = np.nan
-    case.dy[1, 6, 2, 2] = np.inf
+@pytest.mark.parametrize(("name", "filter_"), [("quick2", 6), ("lenet2", 6), ("lenet2", 49)])
+def test_what_is_not_finite_reaches_the_weights(name, filter_, dtype):
+    case = batch_case(name, dtype)
+    case.x[0, 3, 5, 5] = np.nan
+    case.dy[1, filter_, 2, 2] = np.inf
     dw, db = case.room(1, case.w.size), case.room(1, case.filters)
     weights(case, dw, db, 0, (0, GROUPS))
     bad = ~np.isfinite(dw.reshape(case.w.shape))
     assert bad[:, 3].all()
-    assert bad[6].all()
-    assert not np.delete(np.delete(bad, 3, axis=1), 6, axis=0).any()
-    assert np.isinf(db[0, 6])
-    assert np.isfinite(np.delete(db[0], 6)).all()
+    assert bad[filter_].all()
+    assert not np.delete(np.delete(bad, 3, axis=1), filter_, axis=0).any()
+    assert np.isinf(db[0, filter_])
+    assert np.isfinite(np.delete(db[0], filter_)).all()
 
 
 def test_a_block_fits_into_the_second_cache():
