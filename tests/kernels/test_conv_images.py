@@ -203,3 +203,10 @@ def test_only_what_maxima_meet_reaches_routed_gradients(dtype):
     want = np.zeros(case.w.shape, bool)
     want[:, 2, [0, 2], 1] = True
     np.testing.assert_array_equal(np.isnan(case.routed(pooled, places)[0][0]), want)
+
+
+def test_costs_count_what_meets_the_input():
+    point = Window(1, 1, 1, Side(1, 1, 1, 0, 1), Side(1, 1, 1, 0, 1))
+    padded = Window(1, 4, 33, Side(6, 3, 1, 1, 1), Side(6, 3, 1, 1, 1))
+    for cost in kernels.outputs_cost, kernels.routed_cost:
+        assert cost(padded) == pytest.approx(4 * 33 * 16 * 16 * cost(point))
