@@ -7,7 +7,12 @@ channels by L columns in registers.
 
 from __future__ import annotations
 
-from cgdnn.kernels.vector import emitted
+from typing import Any
+
+from cgdnn.kernels.vector import Emitter, emitted
+
+_ROWS = 8
+"""Channels that are written side by side."""
 
 
 @emitted
@@ -84,26 +89,46 @@ def from_lanes(  # type: ignore[no-untyped-def]
     """
     build = e.builder
     lanes = e.integer(e.lanes)
-    plane, y = e.at(plane, plane_start), e.at(y, y_start)
-    groups = build.sdiv(build.add(columns, e.integer(e.lanes - 1)), lanes)
+    # Rows are often a multiple of 4 KiB apart: then more would throw each other out of a set of
+    # the first cache before they are written.
+    some = min(e.lanes, _ROWS)
     adds = build.icmp_signed("!=", keep, e.integer(0))
-    with e.loop(groups) as group:
-        first = build.mul(group.index, lanes)
-        left = build.sub(columns, first)
-        source = e.at(plane, build.mul(first, lanes))
-        targets = e.stepping(e.at(y, first), y_row, e.lanes)
-        rows = e.transposed([e.load(e.at(source, e.integer(i * e.lanes))) for i in range(e.lanes)])
-        whole = build.icmp_signed(">=", e.smaller(left, channels), lanes)
-        with build.if_else(build.and_(whole, build.not_(adds))) as (yes, no):
-            with yes:
-                for vector, target in zip(rows, targets, strict=True):
-                    e.store(vector, target)
-            with no:
-                for i, (vector, target) in enumerate(zip(rows, targets, strict=True)):
-                    exists = build.icmp_signed("<", e.integer(i), channels)
-                    mask = e.first_lanes(build.select(exists, left, e.integer(0)))
-                    old = e.load(target, build.and_(mask, e.splat(adds)))
-                    e.store(build.fadd(vector, old), target, mask)
+    groups = build.sdiv(build.add(columns, e.integer(e.lanes - 1)), lanes)
+    with e.loop(e.integer(e.lanes // some)) as part:
+        above = build.mul(part.index, e.integer(some))
+        vectors = e.at(plane, plane_start, above)
+        top = e.at(y, y_start, build.mul(above, y_row))
+        below = build.sub(channels, above)
+        with e.loop(groups) as group:
+            first = build.mul(group.index, lanes)
+            left = build.sub(columns, first)
+            source = e.at(vectors, build.mul(first, lanes))
+            targets = e.stepping(e.at(top, first), y_row, some)
+            parts = [
+                e.load_part(e.at(source, e.integer(i * e.lanes)), some) for i in range(e.lanes)
+            ]
+            rows = e.transposed([_joined(e, parts[i::some]) for i in range(some)])
+            enough = build.icmp_signed(">=", below, e.integer(some))
+            whole = build.and_(build.icmp_signed(">=", left, lanes), enough)
+            with build.if_else(build.and_(whole, build.not_(adds))) as (yes, no):
+                with yes:
+                    for vector, target in zip(rows, targets, strict=True):
+                        e.store(vector, target)
+                with no:
+                    for i, (vector, target) in enumerate(zip(rows, targets, strict=True)):
+                        exists = build.icmp_signed("<", e.integer(i), below)
+                        mask = e.first_lanes(build.select(exists, left, e.integer(0)))
+                        old = e.load(target, build.and_(mask, e.splat(adds)))
+                        e.store(build.fadd(vector, old), target, mask)
+
+
+def _joined(e: Emitter, parts: list[Any]) -> Any:
+    """Return the lanes of 1, 2, 4, ... vectors one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    half = len(parts) // 2
+    low, high = _joined(e, parts[:half]), _joined(e, parts[half:])
+    return e.shuffle(low, high, range(2 * low.type.count))
 
 
 @emitted

@@ -255,14 +255,19 @@ class Emitter:
         """Load one element."""
         return self.builder.load(pointer)
 
+    def load_part(self, pointer: Any, lanes: int) -> Any:
+        """Load a vector of so many lanes."""
+        kind = self.vector_of(lanes)
+        value = self.builder.load(self.builder.bitcast(pointer, kind.as_pointer()))
+        value.align = self._bytes
+        return value
+
     def load(self, pointer: Any, mask: Any = None, otherwise: float = 0.0) -> Any:
         """Load a vector; lanes that `mask` turns off are `otherwise`."""
-        kind = self.vector if mask is None else self.vector_of(mask.type.count)
-        place = self.builder.bitcast(pointer, kind.as_pointer())
         if mask is None:
-            value = self.builder.load(place)
-            value.align = self._bytes
-            return value
+            return self.load_part(pointer, self.lanes)
+        kind = self.vector_of(mask.type.count)
+        place = self.builder.bitcast(pointer, kind.as_pointer())
         return self._call(
             f"llvm.masked.load.{self._suffix(kind)}.p0",
             kind,
@@ -418,14 +423,14 @@ class Emitter:
         return vectors[0]
 
     def transposed(self, vectors: Sequence[Any]) -> list[Any]:
-        """Return the transpose of a square of vectors."""
+        """Return the transposes of the squares that as many lanes of some vectors make up."""
         vectors = list(vectors)
         width = 1
-        while width < self.lanes:
+        while width < len(vectors):
             lanes = range(self.lanes)
             low = [i if not i & width else self.lanes + i - width for i in lanes]
             high = [i + width if not i & width else self.lanes + i for i in lanes]
-            for i in lanes:
+            for i in range(len(vectors)):
                 if not i & width:
                     a, b = vectors[i], vectors[i + width]
                     vectors[i] = self.shuffle(a, b, low)
