@@ -1,9 +1,12 @@
-"""Winograd's algorithm for few input channels, forward: tiles in the lanes of vectors.
+"""Winograd's algorithm for few input channels, forward.
 
 With a few channels there is little to sum over: bringing them into lanes would leave most of the
-lanes empty, and writing the products to memory would take longer than computing them. Here a vector
-holds L tiles side by side; for two filters at a time the products over the channels stay in
-registers until a column of them has been transformed back. Blobs stay in N, C, H, W order.
+lanes empty, and writing the products to memory would take longer than computing them. Here the
+input is transformed with L tiles in the lanes of a vector; in the products each of its elements
+meets a vector of L filters, and the sums over the channels stay in registers until a row of them
+has been transformed back. The other axis follows from a small buffer.
+
+x is in N, C, H, W order; y, too, or it has its channels in lanes: [N][Co / L][R][OW][L].
 
 See `cgdnn.kernels.conv_winograd` for the algorithm and its rounding.
 """
@@ -12,82 +15,111 @@ from __future__ import annotations
 
 from cgdnn.kernels._jit import INT, array, device, kernel, scratch
 from cgdnn.kernels.conv_winograd import padded
-from cgdnn.kernels.relay import copy_run, from_lanes, to_lanes
+from cgdnn.kernels.relay import fill_zero, from_lanes, to_lanes
 from cgdnn.kernels.vector import lanes_of
-from cgdnn.kernels.winograd_points import OUTPUTS
-from cgdnn.kernels.winograd_tiles import (
-    filters_to_panel,
-    outputs_of_tiles,
-    phases_from_row,
-    tiles_from_phases,
+from cgdnn.kernels.winograd_few_tiles import (
+    columns_of_tiles,
+    lines_from_rows,
+    outputs_of_columns,
+    tiles_from_line,
 )
+from cgdnn.kernels.winograd_points import OUTPUTS
+from cgdnn.kernels.winograd_tiles import filters_to_panel
 
-_NEAR_BYTES = 256 << 10
-"""Part of the second cache that V of a band may fill, in bytes of float32."""
+_NEAR_BYTES = 64 << 10
+"""Part of the caches that V of a band may fill, in bytes of float32."""
+_TOGETHER = 8
+"""Tiles whose products are transformed back together: in the first cache."""
 
 
-def filters_scratch(taps: int) -> tuple[int, int]:
-    """Return the elements of the two scratch arrays of `winograd_few_filters`."""
+def filters_shape(taps: int, channels: int, filters: int) -> tuple[int, int, int, int]:
+    """Return the shape of U: (vectors of filters, n, n * channels, L)."""
+    size, lanes = taps + OUTPUTS - 1, padded(1)
+    return padded(filters) // lanes, size, size * channels, lanes
+
+
+def filters_scratch(taps: int, channels: int) -> int:
+    """Return the elements of scratch for `winograd_few_filters`."""
     lanes = padded(1)
-    return (taps**2 + lanes) * lanes, ((taps + OUTPUTS - 1) ** 2 + lanes) * lanes
+    return (channels * taps**2 + lanes) * lanes
 
 
 def band_of(taps: int, channels: int, grid: tuple[int, int]) -> int:
     """Return how many rows of tiles, of a grid of (rows, columns), are taken at a time."""
-    row = 4 * (taps + OUTPUTS - 1) ** 2 * channels * grid[1]
+    row = 4 * (taps + OUTPUTS - 1) ** 2 * channels * (grid[1] + 1)
     bands = -(-grid[0] // max(1, _NEAR_BYTES // row))
     return -(-grid[0] // bands)
 
 
-def scratch_of(taps: int, channels: int, tiles: int) -> tuple[int, int, int]:
-    """Return the elements of the scratch arrays of `conv_forward_winograd_few`."""
-    frequencies = (taps + OUTPUTS - 1) ** 2
-    whole = padded(tiles)
-    return (
-        frequencies * _phase_size(whole),
-        frequencies * channels * whole,
-        2 * OUTPUTS * OUTPUTS * whole,
-    )
-
-
-def _phase_size(tiles: int) -> int:
-    """Return the elements from one phase to the next: spread over the cache, with spare ones."""
-    return tiles + 2 * padded(1)
-
-
-@kernel(array(4), array(4), scratch(1), scratch(1), INT, INT)
-def winograd_few_filters(w, u, plane, panel, begin, end):  # type: ignore[no-untyped-def]
-    """Set u[k] to the transform of filter and channel k, for k in [begin, end).
+def scratch_of(
+    taps: int, channels: int, band: int, across: int, width: int
+) -> tuple[int, int, int]:
+    """Return the elements of the scratch arrays lines, v and columns.
 
     Parameters
     ----------
-    w : array (Co * C, 1, taps, taps)
-    u : array (Co * C, 1, n, n)
-    plane, panel : arrays
+    taps, channels : int
+    band, across : int
+        Rows of tiles that are taken at a time, and the tiles in one.
+    width : int
+        Columns of x.
+    """
+    size, lanes = taps + OUTPUTS - 1, padded(1)
+    whole = padded(band * (across + 1))
+    return (
+        (size + 1) * max(OUTPUTS * whole + lanes, padded(width)),  # the last one is a row of zeros
+        size**2 * channels * whole,
+        size * OUTPUTS * _TOGETHER * lanes,
+    )
+
+
+def plane_scratch(width: int) -> int:
+    """Return the elements of the rows of a tile of L filters for outputs of this width."""
+    return padded(OUTPUTS * width) * padded(1)
+
+
+@kernel(array(4), array(4), scratch(1), INT, INT)
+def winograd_few_filters(w, u, plane, begin, end):  # type: ignore[no-untyped-def]
+    """Set u[k] to the transforms of a vector of filters, for k in [begin, end).
+
+    Parameters
+    ----------
+    w : array (Co, C, taps, taps)
+    u : array
+        See `filters_shape`; in float64 each u[k] holds two vectors of filters.
+    plane : array
         See `filters_scratch`.
     """
     lanes = lanes_of(w)
-    area, frequencies = w.shape[2] * w.shape[3], u.shape[2] * u.shape[3]
-    for k in range(begin, end, lanes):
-        some = min(lanes, end - k)
-        to_lanes(w, k * area, area, some, plane, 0, area)
-        filters_to_panel(plane, 0, lanes, 1, panel, 0, lanes, lanes, w.shape[2] // 2 - 1)
-        from_lanes(panel, 0, u, k * frequencies, frequencies, some, frequencies, 0)
+    channels = w.shape[1]
+    area = w.shape[2] * w.shape[3]
+    size = u.shape[1] * u.shape[2] * lanes
+    parts = u.shape[3] // lanes
+    for k in range(begin * parts, end * parts):
+        some = max(0, min(lanes, w.shape[0] - k * lanes))
+        to_lanes(
+            w, k * lanes * channels * area if some else 0, channels * area, some, plane, 0,
+            channels * area,
+        )  # fmt: skip
+        filters_to_panel(
+            plane, 0, lanes, channels, u, k * size, lanes, channels * lanes, w.shape[2] // 2 - 1
+        )
 
 
 @kernel(
     array(4), array(4), array(1), INT, array(4), INT, INT, INT, scratch(1), scratch(1), scratch(1),
-    INT, INT,
+    scratch(1), INT, INT,
 )  # fmt: skip
 def conv_forward_winograd_few(  # type: ignore[no-untyped-def]
-    x, u, b, has_bias, y, pad_h, pad_w, band, phases, v, rows, begin, end
+    x, u, b, has_bias, y, pad_h, pad_w, band, lines, v, columns, plane, begin, end
 ):
     """Set y for the images [begin, end).
 
     Parameters
     ----------
     x : array (N, C, H, W)
-    u : array (Co, C, n, n)
+    u : array
+        See `filters_shape`.
     b : array (Co,)
         Not read unless `has_bias`.
     y : array (N, Co, R, OW)
@@ -95,58 +127,115 @@ def conv_forward_winograd_few(  # type: ignore[no-untyped-def]
         Zeros around x.
     band : int
         Rows of tiles that are taken at a time.
-    phases, v, rows : arrays
-        Scratch; see `scratch_of`.
+    lines, v, columns, plane : arrays
+        Scratch; see `scratch_of` and `plane_scratch`.
     """
     lanes = lanes_of(x)
-    channels, filters = u.shape[1], u.shape[0]
-    kind = (u.shape[2] - OUTPUTS + 1) // 2 - 1
-    weights = channels * u.shape[2] * u.shape[3]
-    down, across = (y.shape[2] + OUTPUTS - 1) // OUTPUTS, (y.shape[3] + OUTPUTS - 1) // OUTPUTS
-    row = OUTPUTS * ((band * across + lanes - 1) // lanes * lanes)
+    filters, height, width = y.shape[1], y.shape[2], y.shape[3]
+    down = (height + OUTPUTS - 1) // OUTPUTS
+    fill_zero(lines, 0, len(lines) // lanes)
     for n in range(begin, end):
         for top in range(0, down, band):
             tall = min(band, down - top)
-            groups = (tall * across + lanes - 1) // lanes
-            _transform_band(
-                x, n, top, tall, across, pad_h, pad_w, u.shape[2], kind, phases, v, groups
-            )
-            for o in range(0, filters, 2):
-                both = 1 if o + 1 < filters else 0  # else the same filter twice
-                first = b[o] if has_bias else x.dtype.type(0)
-                second = b[o + both] if has_bias else x.dtype.type(0)
-                for g in range(groups):
-                    outputs_of_tiles(
-                        v, g * weights * lanes, channels, u, o * weights, both * weights,
-                        rows, g * OUTPUTS * lanes, both * OUTPUTS * row, row, first, second, kind,
+            _transform_band(x, n, top, tall, width, pad_h, pad_w, u.shape[1], lines, v)
+            for o in range(0, filters, lanes):
+                some = min(lanes, filters - o)
+                for t in range(tall):
+                    row = (top + t) * OUTPUTS
+                    rows = min(OUTPUTS, height - row)
+                    _outputs_of_row(
+                        v, t, u, o, b, some if has_bias else 0, columns,
+                        plane, 0, width * lanes, lanes, rows, width,
                     )  # fmt: skip
-                for i in range(1 + both):
-                    plane = ((n * filters + o + i) * y.shape[2] + top * OUTPUTS) * y.shape[3]
-                    for r in range(min(tall * OUTPUTS, y.shape[2] - top * OUTPUTS)):
-                        source = (i * OUTPUTS + r % OUTPUTS) * row
-                        source += r // OUTPUTS * across * OUTPUTS
-                        copy_run(rows, source, y, plane + r * y.shape[3], y.shape[3])
+                    from_lanes(
+                        plane, 0, y, ((n * filters + o) * height + row) * width, height * width,
+                        some, rows * width, 0,
+                    )  # fmt: skip
+
+
+@kernel(
+    array(4), array(4), array(1), INT, array(5), INT, INT, INT, scratch(1), scratch(1), scratch(1),
+    INT, INT,
+)  # fmt: skip
+def conv_forward_winograd_few_lanes(  # type: ignore[no-untyped-def]
+    x, u, b, has_bias, y, pad_h, pad_w, band, lines, v, columns, begin, end
+):
+    """Set y, with its channels in lanes, for the images [begin, end).
+
+    Parameters
+    ----------
+    y : array (N, Co / L, R, OW, L)
+        L is that of float32, also in float64.
+    x, u, b, has_bias, pad_h, pad_w, band, lines, v, columns
+        As for `conv_forward_winograd_few`.
+    """
+    lanes = lanes_of(x)
+    blocks, height, width, pixel = y.shape[1], y.shape[2], y.shape[3], y.shape[4]
+    down = (height + OUTPUTS - 1) // OUTPUTS
+    fill_zero(lines, 0, len(lines) // lanes)
+    for n in range(begin, end):
+        for top in range(0, down, band):
+            tall = min(band, down - top)
+            _transform_band(x, n, top, tall, width, pad_h, pad_w, u.shape[1], lines, v)
+            for o in range(0, blocks * pixel, lanes):
+                for t in range(tall):
+                    row = (top + t) * OUTPUTS
+                    place = ((n * blocks + o // pixel) * height + row) * width * pixel + o % pixel
+                    _outputs_of_row(
+                        v, t, u, o, b, lanes if has_bias else 0, columns,
+                        y, place, width * pixel, pixel, min(OUTPUTS, height - row), width,
+                    )  # fmt: skip
 
 
 @device
 def _transform_band(  # type: ignore[no-untyped-def]
-    x, n, top, tall, across, pad_h, pad_w, size, kind, phases, v, groups
+    x, n, top, tall, out_width, pad_h, pad_w, size, lines, v
 ):
-    """Transform some rows of tiles of an image: V is [group of L tiles][channel][n * n][L]."""
+    """Transform some rows of tiles of an image: V is [group of L tiles][channel][n * n][L].
+
+    A tile follows each row of tiles that is not one: it holds the last columns of the one before.
+    """
     lanes = lanes_of(x)
     channels, height, width = x.shape[1], x.shape[2], x.shape[3]
-    phase = len(phases) // (size * size)
+    kind = (size - OUTPUTS + 1) // 2 - 1
+    pitch = (out_width + OUTPUTS - 1) // OUTPUTS + 1
+    line = len(lines) // (size + 1)
+    groups = (tall * pitch + lanes - 1) // lanes
     for c in range(channels):
+        for t in range(tall):
+            lines_from_rows(
+                x, (n * channels + c) * height * width, (top + t) * OUTPUTS - pad_h, height, width,
+                lines, t * pitch * OUTPUTS + pad_w, line, size * line, kind,
+            )  # fmt: skip
         for i in range(size):
-            for t in range(tall):
-                h = (top + t) * OUTPUTS + i - pad_h
-                inside = 0 <= h < height
-                phases_from_row(
-                    x, ((n * channels + c) * height + (h if inside else 0)) * width,
-                    -pad_w, width if inside else 0,
-                    phases, i * size * phase + t * across, phase, across, kind,
-                )  # fmt: skip
-        for g in range(groups):
-            tiles_from_phases(
-                phases, g * lanes, phase, v, (g * channels + c) * size * size * lanes, kind
-            )
+            tiles_from_line(
+                lines, i * line, groups, v, (c * size + i) * size * lanes,
+                channels * size * size * lanes, kind,
+            )  # fmt: skip
+
+
+@device
+def _outputs_of_row(  # type: ignore[no-untyped-def]
+    v, t, u, o, b, biased, columns, y, y_start, y_row, y_column, rows, width
+):
+    """Compute the vector of filters that begins with `o` for row `t` of the tiles of a band."""
+    lanes = lanes_of(v)
+    size = u.shape[1]
+    channels, weights = u.shape[2] // size, size * u.shape[2]
+    kind = (size - OUTPUTS + 1) // 2 - 1
+    across = (width + OUTPUTS - 1) // OUTPUTS
+    first = 0
+    while first < across:
+        tile = t * (across + 1) + first
+        lane = tile % lanes
+        count = min(min(_TOGETHER, across - first), lanes - lane)
+        columns_of_tiles(
+            v, (tile - lane) * weights + lane, count, channels,
+            u, o * weights, columns, 0, kind,
+        )  # fmt: skip
+        done = first * OUTPUTS
+        outputs_of_columns(
+            columns, 0, min(count * OUTPUTS, width - done), b, o, biased,
+            y, y_start + done * y_column, y_row, y_column, rows, kind,
+        )  # fmt: skip
+        first += count

@@ -11,7 +11,7 @@ from cgdnn.kernels import conv_winograd as kernels
 from cgdnn.kernels import conv_winograd_batch as batch
 from cgdnn.kernels import conv_winograd_few as few
 from cgdnn.kernels.reduce import reduce_rows
-from cgdnn.kernels.winograd_points import OUTPUTS
+from cgdnn.kernels.winograd_few_tiles import FEW
 from cgdnn.layers._base import (
     BEGIN,
     END,
@@ -32,11 +32,9 @@ from cgdnn.layers._base import (
 
 _PRODUCT, _INPUT, _OUTPUT, _FILTER, _GRADIENT = 0.0042, 0.16, 0.11, 0.2, 0.35
 """Nanoseconds of a flop in the products, and of an element of V, M, U and dU."""
-_FEW = 4
-"""Input channels up to which tiles may lie in the lanes."""
-_FEW_INPUT, _FEW_PRODUCT, _FEW_INVERSE, _FEW_OUTPUT = 2.6, 0.2, 0.36, 0.17
-"""Nanoseconds, then, of a frequency of a vector of tiles: for a channel of V, for a channel of a
-filter, and for a filter; and of an element of y."""
+_FEW_INPUT, _FEW_PRODUCT, _FEW_INVERSE, _FEW_OUTPUT = 0.07, 0.08, 0.47, 0.08
+"""Nanoseconds, with few channels, of an element of V; of a frequency of a tile for a vector of
+filters, for each channel and once; and of an element of y."""
 _MOST_PARTIAL = 1 << 20
 """Weights beyond which each piece of the weight gradient computes some filters from all images."""
 _LEAST_PIECES = 4
@@ -85,7 +83,7 @@ class Winograd:
         """Return the estimated nanoseconds of a pass on one core."""
         if which == "backward_weights":
             return self._channels_cost(kernels.FORWARD) + self._filters_cost
-        if which == "forward" and self._lanes_of_tiles:
+        if which == "forward" and self._has_few:
             return self._few_cost
         return self._cost(self._backward_form() if which == "backward_data" else kernels.FORWARD)
 
@@ -93,7 +91,7 @@ class Winograd:
         """Return the steps for each bottom."""
         pairs = list(zip(operands.bottom, operands.top, strict=True))
         bias = read_all(operands.param[-1], (operands.param[-1].size,))
-        if self._lanes_of_tiles:
+        if self._has_few:
             return self._few(operands, pairs, bias)
         return self._products(operands, pairs, kernels.FORWARD, bias, self.bias)
 
@@ -166,48 +164,43 @@ class Winograd:
         return _FILTER * self.group * frequencies * self.w[1] * kernels.padded(self.filters)
 
     @property
-    def _lanes_of_tiles(self) -> bool:
-        """Whether the forward pass is faster with tiles in the lanes."""
-        few_channels = self.group == 1 and self.w[1] <= _FEW
+    def _has_few(self) -> bool:
+        """Whether the forward pass is faster by the kernel for few channels."""
+        few_channels = self.group == 1 and self.w[1] <= FEW
         return few_channels and self._few_cost < self._cost(kernels.FORWARD)
 
     @property
     def _few_cost(self) -> float:
-        """The estimated nanoseconds of the forward pass with tiles in the lanes."""
-        channels = self.w[1]
-        tiles = kernels.padded(prod(self._grid(kernels.FORWARD)))
-        vectors = self.x[0] * tiles / kernels.padded(1)
-        each = self.filters * (_FEW_PRODUCT * channels + _FEW_INVERSE) + _FEW_INPUT * channels
+        """The estimated nanoseconds of the forward pass by the kernel for few channels."""
+        channels, vectors = self.w[1], kernels.padded(self.filters) / kernels.padded(1)
+        each = vectors * (_FEW_PRODUCT * channels + _FEW_INVERSE) + _FEW_INPUT * channels
         frequencies = self._blocking(kernels.FORWARD).frequencies
-        return vectors * frequencies * each + _FEW_OUTPUT * prod(self.y)
+        return self._tiles(kernels.FORWARD) * frequencies * each + _FEW_OUTPUT * prod(self.y)
 
     def _few(self, operands: Operands, pairs: list[tuple[Buffer, Buffer]], bias: Use) -> list[Step]:
         """Return the step that transforms the filters, and one over samples for each pair."""
-        filters, channels, size = self.w[0], self.w[1], self.taps + OUTPUTS - 1
-        planes, grid = filters * channels, self._grid(kernels.FORWARD)
+        filters, channels, grid = self.w[0], self.w[1], self._grid(kernels.FORWARD)
+        shape = few.filters_shape(self.taps, channels, filters)
         band = few.band_of(self.taps, channels, grid)
-        u = operands.temporary("u", (planes, 1, size, size))
-        scratch = [
-            operands.scratch(f"few{i}", (length,))
-            for i, length in enumerate(few.scratch_of(self.taps, channels, band * grid[1]))
-        ]
+        u = operands.temporary("u", shape)
+        lengths = (
+            *few.scratch_of(self.taps, channels, band, grid[1], self.x[3]),
+            few.plane_scratch(self.y[3]),
+        )
+        scratch = [operands.scratch(f"few{i}", (length,)) for i, length in enumerate(lengths)]
         transform = Step(
             few.winograd_few_filters,
             [
-                read(operands.param[0], (planes, 1, self.taps, self.taps)),
+                read_all(operands.param[0], self.w),
                 write(u),
-                *(
-                    operands.scratch(f"filters{i}", (length,))
-                    for i, length in enumerate(few.filters_scratch(self.taps))
-                ),
+                operands.scratch("filters", (few.filters_scratch(self.taps, channels),)),
                 BEGIN,
                 END,
             ],
-            planes,
-            _FILTER * size**2,
+            shape[0],
+            _FILTER * prod(shape[1:]),
         )
-        weights: list[Argument] = [read_all(u, (filters, channels, size, size))]
-        weights += [bias, int(self.bias)]
+        weights: list[Argument] = [read_all(u, shape), bias, int(self.bias)]
         rest: list[Argument] = [*self.pad, band, *scratch]
         cost = self._few_cost / self.x[0]
         step = partial(Step, few.conv_forward_winograd_few, extent=self.x[0], cost=cost)

@@ -23,8 +23,8 @@ TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
 
 
 class Case:
-    def __init__(self, name, dtype):
-        self.channels, self.filters, image, self.taps, self.pad, self.images, self.group = SHAPES[
+    def __init__(self, name, dtype, shapes=SHAPES):
+        self.channels, self.filters, image, self.taps, self.pad, self.images, self.group = shapes[
             name
         ]
         rng = np.random.default_rng(len(name))
