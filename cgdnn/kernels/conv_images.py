@@ -25,7 +25,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from math import prod
 from typing import Any
 
 from llvmlite import ir
@@ -603,11 +602,11 @@ def backward_weights_routed(window: Window) -> Kernel:
 
 def _products(window: Window) -> int:
     """Return the multiply-adds of an image: none where a tap meets padding."""
-    met = (
-        sum(len(run.meets) for run in _runs(side, [1] * side.output, range(side.kernel)))
-        for side in (window.rows, window.columns)
-    )
-    return window.channels * window.filters * prod(met)
+    count = window.channels * window.filters
+    for side in (window.rows, window.columns):
+        runs = _runs(side, [1] * side.output, range(side.kernel))
+        count *= sum(len(run.meets) * run.count for run in runs)
+    return count
 
 
 def outputs_cost(window: Window) -> float:
