@@ -8,21 +8,19 @@ with all channels of x and some of y, so that V and M stay in the second cache.
 
 * forward: M = U V, scalars times vectors of images;
 * backward_data, by the transposed algorithm: dV = U^T dM;
-* backward_weights: dU += V dM^T is a sum over images. For those filters that fill vectors, dy is
-  re-laid to have filters in the lanes, and each element of V is a scalar. If up to half a vector is
-  left, products are summed lane by lane, and the lanes at the end.
+* backward_weights: dU += V dM^T is a sum over images. For filters that fill vectors, dy is re-laid
+  to have filters in the lanes, and each element of V is a scalar. If up to 3/8 of a vector is left,
+  the products are summed lane by lane, and the lanes at the end.
 
 See `cgdnn.kernels.conv_winograd` for the algorithm and its rounding.
 
-Nanoseconds on one core (Zen 5, 3.9 GHz, 16 lanes of float32), for a cost estimate: 0.0041 for a
-flop of a product; for an element of V, forward 0.075 and backward_data 0.05; of M, 0.042; in
-backward_weights, where filters count as whole vectors, 0.075 for an element of V, 0.045 for one
-of dM, and 0.12 for an element of dy.
+Nanoseconds on one core (Zen 5, 16 lanes of float32), for a cost estimate: 0.0041 for a flop of the
+products; for an element of V and of M, forward 0.062 and 0.055; of dM and of dV, backward_data
+0.052 and 0.084; of V and of dM, backward_weights 0.11 and 0.092, with `filters_computed`. That was
+within 10 % of the time of fourteen shapes.
 """
 
 from __future__ import annotations
-
-from functools import partial
 
 from cgdnn.kernels._jit import INT, array, device, kernel, scratch
 from cgdnn.kernels.conv_winograd import filters_scratch as gradient_scratch
@@ -43,7 +41,7 @@ _PADDING = 5
 """Vectors between frequencies, as in `cgdnn.kernels.conv_winograd`."""
 _NEAR_BYTES = 800 << 10
 """Part of the second cache that U, V and M may fill, in bytes of float32."""
-_GRADIENT_BYTES = 300 << 10
+_GRADIENT_BYTES = 600 << 10
 """Part of the second cache that dM may fill in backward_weights, in bytes of float32."""
 _LEAST_TILES, _MOST_TILES = 2, 8
 _LEAST_FILTERS, _WHOLE_ROWS = 8, 10
@@ -110,6 +108,11 @@ def choose_weights_blocking(taps: int, filters: int, tiles: int) -> tuple[int, i
     return min(together, tiles), vectors
 
 
+def filters_computed(filters: int) -> int:
+    """Return the filters that backward_weights computes, with those that fill a vector up."""
+    return filters if _left_over(filters, padded(1)) else padded(filters)
+
+
 def weights_scratch_of(
     taps: int, channels: int, filters: int, plane: tuple[int, int], blocking: tuple[int, int]
 ) -> tuple[int, int, int, int, int, int]:
@@ -126,6 +129,7 @@ def weights_scratch_of(
     tiles, vectors = blocking
     lanes = padded(1)
     panels = -(-padded(filters) // (vectors * lanes))
+    rest = max(_left_over(filters, lanes), _left_over(filters, lanes // 2))  # or in float64
     rows = OUTPUTS * max(1, tiles // grid_of(*plane)[1])
     return (
         gradient_scratch(taps),
@@ -133,9 +137,7 @@ def weights_scratch_of(
         _tiles_scratch(taps, channels * tiles),
         _tiles_scratch(taps, lanes * tiles * vectors),
         _tiles_scratch(taps, panels * vectors * channels),
-        _tiles_scratch(
-            taps, max(map(partial(_left_over, filters), (lanes, lanes // 2))) * channels
-        ),
+        _tiles_scratch(taps, rest * channels),
     )
 
 
@@ -148,7 +150,7 @@ def _tiles_scratch(taps: int, vectors: int) -> int:
 def _left_over(filters, lanes):  # type: ignore[no-untyped-def]
     """Return the filters whose gradients are summed lane by lane."""
     rest = filters % lanes
-    return rest if 2 * rest <= lanes else 0
+    return rest if 8 * rest <= 3 * lanes else 0  # more are faster as a vector
 
 
 @kernel(array(4), array(2), INT, scratch(1), INT, INT)
@@ -339,7 +341,7 @@ def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
     channels, filters = x.shape[1], dy.shape[1]
     kind, patch = taps // 2 - 1, taps + OUTPUTS - 1
     x_plane, x_size = (x.shape[2], x.shape[3], pitch), x.shape[2] * x.shape[3] * pitch
-    dy_size = dy.shape[2] * dy.shape[3] * pitch
+    dy_plane, dy_size = (dy.shape[2], dy.shape[3], pitch), dy.shape[2] * dy.shape[3] * pitch
     across = (dy.shape[3] + OUTPUTS - 1) // OUTPUTS
     band = max(1, tiles // across)
     rest = _left_over(filters, lanes)
@@ -388,9 +390,9 @@ def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
                             )  # fmt: skip
                     for i in range(rest):
                         _plane_to_tiles(
-                            dy, (g * filters + whole + i) * dy_size + part,
-                            (dy.shape[2], dy.shape[3], pitch), (before + first, some, across),
-                            (0, 0), OUTPUTS, kind + len(TAPS), m, i * row, lanes, rest_frequency,
+                            dy, (g * filters + whole + i) * dy_size + part, dy_plane,
+                            (before + first, some, across), (0, 0), OUTPUTS, kind + len(TAPS),
+                            m, i * row, lanes, rest_frequency,
                         )  # fmt: skip
                     for f in range(patch * patch if rest else 0):
                         multiply_lanes(

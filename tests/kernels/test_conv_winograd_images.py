@@ -184,3 +184,9 @@ def test_a_block_fits_into_the_second_cache():
         bytes_of_u = 4 * (taps + 3) ** 2 * depth * columns
         assert 4 * sum(kernels.scratch_of(taps, depth, blocking)) + bytes_of_u < 900 << 10
         assert blocking[0] > 1
+
+
+def test_few_filters_do_not_take_a_vector():
+    assert kernels.filters_computed(LANES) == LANES
+    assert kernels.filters_computed(LANES + 1) == LANES + 1
+    assert kernels.filters_computed(2 * LANES - 1) == 2 * LANES
