@@ -31,8 +31,8 @@ _ADDED = 4
 Size = tuple[int, int]
 
 
-def _small(size: Size, stride: Size = (1, 1)) -> bool:
-    """Tell whether windows of this size, in rows and columns, get kernels of their own."""
+def is_unrolled(size: Size, stride: Size = (1, 1)) -> bool:
+    """Tell whether windows of this size and stride, in rows and columns, have own kernels."""
     return max(*size, *stride) <= _UNROLLED
 
 
@@ -374,18 +374,18 @@ def max_forward(size: Size) -> Kernel:
     Other than those, x is (planes, H, W, L), y and argmax are (planes, PH, PW, L), and [begin, end)
     is a range of planes; so it is for the other kernels.
     """
-    return _max_forward(size if _small(size) else None)
+    return _max_forward(size if is_unrolled(size) else None)
 
 
 def max_backward(size: Size, stride: Size) -> Kernel:
     """Return the kernel (dy, argmax, dx, windows..., begin, end) that writes dx from dy."""
-    small = _small(size, stride)
+    small = is_unrolled(size, stride)
     return _max_backward(size if small else None, stride if small else None)
 
 
 def average_forward(size: Size) -> Kernel:
     """Return the kernel (x, y, windows..., begin, end) that averages windows of this size."""
-    return _average_forward(size if _small(size) else None)
+    return _average_forward(size if is_unrolled(size) else None)
 
 
 def average_backward(size: Size, stride: Size) -> Kernel:
@@ -393,7 +393,7 @@ def average_backward(size: Size, stride: Size) -> Kernel:
 
     values : scratch array (PH PW L,)
     """
-    small = _small(size, stride)
+    small = is_unrolled(size, stride)
     return _average_backward(size if small else None, stride if small else None)
 
 

@@ -7,6 +7,7 @@ from math import prod
 
 from cgdnn.errors import DescriptionError
 from cgdnn.kernels import pool as kernels
+from cgdnn.kernels import pool_lanes as lane_kernels
 from cgdnn.kernels._jit import Kernel
 from cgdnn.layers._axis import by_sample
 from cgdnn.layers._base import (
@@ -14,6 +15,7 @@ from cgdnn.layers._base import (
     END,
     Argument,
     Buffer,
+    Candidate,
     Count,
     Layer,
     Operands,
@@ -23,10 +25,11 @@ from cgdnn.layers._base import (
     read,
     write,
 )
+from cgdnn.layers._layout import CHANNEL_LANE, IMAGE_LANE, NCHW, lanes, stored_shape
 from cgdnn.proto.cgdnn_pb2 import PoolingParameter
 
-_PLACES = "places"
-"""The state that holds the place of each maximum."""
+_IN_LANES = {IMAGE_LANE: "image_lanes", CHANNEL_LANE: "channel_lanes"}
+"""Layout -> the candidate that works in it."""
 
 
 class Pooling(Layer):
@@ -173,14 +176,39 @@ class Pooling(Layer):
         sizes, counts = self.bottom_shapes[0][2:], self.top_shapes[0][2:]
         windows = zip(sizes, counts, self._stride, self._pad, strict=True)
         filled = all((count - 1) * step - pad < size for size, count, step, pad in windows)
-        return _PLACES if self._max and filled and layout == "nchw" else None
+        return f"places_{layout}" if self._max and filled else None
+
+    def candidates(self, which: str) -> list[Candidate]:
+        """Return the plain way, then those that work in lanes."""
+        plain = super().candidates(which)
+        if which == "backward_weights":
+            return plain
+        return [*plain, *(self._lane_candidate(which, layout) for layout in _IN_LANES)]
+
+    def _lane_candidate(self, which: str, layout: str) -> Candidate:
+        step = Pooling._forward_in_lanes if which == "forward" else Pooling._backward_in_lanes
+        return Candidate(
+            _IN_LANES[layout],
+            lambda layer, operands: [step(layer, operands, layout)],
+            lambda layer: layer._refuse_lanes(layout),
+            layouts=((layout, layout),),
+        )
+
+    def _refuse_lanes(self, layout: str) -> str | None:
+        """Return why the layer cannot work in a lane layout, if so."""
+        if len(self.top_shapes) > 1:
+            return "the mask is in N, C, H, W"
+        num = self.bottom_shapes[0][0]
+        if layout == IMAGE_LANE and num % lanes() != 0:
+            return f"{num} images do not fill lanes of {lanes()}"
+        return None
 
     def forward(self, operands: Operands) -> list[Step]:
         """Return the step that pools (and the one that writes the mask top)."""
         blobs = [read(operands.bottom[0]), write(operands.top[0])]
         if not self._max:
             return [self._average(kernels.pool_average_forward, operands, blobs)]
-        places = self._places(operands)
+        places = self._places(operands, NCHW)
         kernel = kernels.max_forward(self._kernel, self._stride)
         arguments: list[Argument] = [*blobs, write(places), *self._window(), BEGIN, END]
         num, channels, rows, columns = self.top_shapes[0]
@@ -205,9 +233,46 @@ class Pooling(Layer):
             return [self._average(kernels.pool_average_backward, operands, blobs)]
         pooled, plane = _planes(self.top_shapes[0]), _planes(self.bottom_shapes[0])
         dy, dx = read(top_diff, pooled), write(bottom_diff, plane)
-        places = read(self._places(operands), pooled)
+        places = read(self._places(operands, NCHW), pooled)
         cost = 0.05 * plane[1] * plane[2] + 0.4 * pooled[1] * pooled[2]
         return [Step(kernels.pool_max_backward, [dy, places, dx, BEGIN, END], plane[0], cost)]
+
+    def _forward_in_lanes(self, operands: Operands, layout: str) -> Step:
+        """Return the step that pools in a lane layout."""
+        plane, pooled = self._in_lanes(layout)
+        blobs = [read(operands.bottom[0], plane), write(operands.top[0], pooled)]
+        if self._max:
+            kernel = lane_kernels.max_forward(self._kernel)
+            blobs.append(write(self._places(operands, layout), pooled))
+        else:
+            kernel = lane_kernels.average_forward(self._kernel)
+        added = prod(pooled[1:3]) * prod(self._kernel)
+        unrolled = lane_kernels.is_unrolled(self._kernel)
+        cost = prod(pooled[1:3]) + added * (0.3 if unrolled else 1.6 if self._max else 0.6)
+        cost += prod(plane[1:3]) * (0.6 if self._max else 0.3)  # maxima search for NaN first
+        return Step(kernel, [*blobs, *self._window(), BEGIN, END], plane[0], cost)
+
+    def _backward_in_lanes(self, operands: Operands, layout: str) -> Step:
+        """Return the step that computes the bottom's diff in a lane layout."""
+        plane, pooled = self._in_lanes(layout)
+        dy, dx = read(operands.top_diff[0], pooled), write(operands.bottom_diff[0], plane)
+        if self._max:
+            kernel = lane_kernels.max_backward(self._kernel, self._stride)
+            places = read(self._places(operands, layout), pooled)
+            arguments: list[Argument] = [dy, places, dx, *self._window(), BEGIN, END]
+        else:
+            kernel = lane_kernels.average_backward(self._kernel, self._stride)
+            values = operands.scratch("values", (prod(pooled[1:]),))
+            arguments = [dy, dx, *self._window(), values, BEGIN, END]
+        unrolled = lane_kernels.is_unrolled(self._kernel, self._stride)
+        cost = prod(plane[1:3]) + 0.35 * prod(pooled[1:3]) * prod(self._kernel)
+        return Step(kernel, arguments, plane[0], cost if unrolled else 2 * cost)
+
+    def _in_lanes(self, layout: str) -> tuple[Shape, Shape]:
+        """Return bottom and top in a lane layout as (planes, height, width, lanes)."""
+        bottom, top = self.bottom_shapes[0], self.top_shapes[0]
+        num, channels, _, size = stored_shape(layout, bottom)
+        return (num * channels, *bottom[2:], size), (num * channels, *top[2:], size)
 
     def _average(self, kernel: Kernel, operands: Operands, blobs: Sequence[Use]) -> Step:
         """Return the step over samples of one of the averaging kernels."""
@@ -226,16 +291,17 @@ class Pooling(Layer):
             END,
         ]
         added = pooled_h * pooled_w * prod(self._kernel)
-        cost = 0.06 * channels * (height * width + 2 * pooled_h * pooled_w + added)
+        cost = 0.04 * channels * (height * width + 2 * pooled_h * pooled_w + added)
         return Step(kernel, arguments, num, cost)
 
     def _window(self) -> list[int]:
         """Return what kernels want to know of the windows."""
         return [*self._kernel, *self._pad, *self._stride]
 
-    def _places(self, operands: Operands) -> Buffer:
-        """Return the place of each maximum, kept for the backward pass."""
-        return operands.state(_PLACES, self.top_shapes[0], "int32")
+    def _places(self, operands: Operands, layout: str) -> Buffer:
+        """Return the place of each maximum, kept for the backward pass in the same layout."""
+        shape = stored_shape(layout, self.top_shapes[0])
+        return operands.state(f"places_{layout}", shape, "int32")
 
 
 def _planes(shape: Shape) -> tuple[int, int, int]:

@@ -33,7 +33,7 @@ def reorder_step(
             END,
         ],
         extent=other[0],
-        cost=0.1 * prod(other[1:]),
+        cost=0.15 * prod(other[1:]),
     )
 
 

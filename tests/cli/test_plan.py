@@ -28,8 +28,8 @@ def test_plan_prints_kernels_steps_and_buffers(capsys):
     assert run("plan", str(LENET), "--shape", "data=1,28,28", "--threads", "3") == 0
     text = capsys.readouterr().out
     assert f'{LENET}: net "LeNet", phase TRAIN, shapes given: data=1,28,28' in text
-    pool1 = ["pool1", "Pooling", "forward", "plain", "nchw", "to", "nchw"]
-    assert pool1 in rows(text, "Kernels")
+    loss = ["loss", "SoftmaxWithLoss", "forward", "plain", "nchw", "to", "nchw"]
+    assert loss in rows(text, "Kernels")
     assert ["relu1.forward", "activation.relu_forward", "64"] in [
         row[:3] for row in rows(text, "Steps")
     ]

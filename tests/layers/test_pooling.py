@@ -1,9 +1,11 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cgdnn.errors import DescriptionError
+from cgdnn.layers._layout import lanes
 from cgdnn.runtime.net import Net
 from tests.layers.contract import Case, Trial, apart, given, normal
 
@@ -109,6 +111,48 @@ def test_other_than_four_axes_are_refused():
 def test_average_has_no_mask():
     with pytest.raises(DescriptionError, match="got 2 tops with pool: AVE, expected 1"):
         Trial(pooling("pool: AVE kernel_size: 2", normal(1, 1, 2, 2), *[(1, 1, 1, 1)] * 2))
+
+
+IN_LANES = [
+    ("kernel_size: 2 stride: 2", (6, 4), (3, 2)),
+    ("kernel_size: 3 stride: 2", (8, 7), (4, 3)),
+    ("kernel_size: 3 pad: 1", (5, 4), (5, 4)),
+    ("kernel_size: 1 stride: 3", (5, 5), (3, 3)),
+    ("kernel_h: 4 kernel_w: 5 stride: 3 pad_h: 1 pad_w: 2", (9, 7), (4, 3)),
+    ("global_pooling: true", (4, 3), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("pool", ["MAX", "AVE"])
+@pytest.mark.parametrize(("fields", "size", "pooled"), IN_LANES, ids=str)
+@pytest.mark.parametrize("name", ["image_lanes", "channel_lanes"])
+def test_lanes_give_the_same_bits(name, fields, size, pooled, pool, dtype):
+    shape = (2 * lanes(), lanes() + 3)
+    case = pooling(f"pool: {pool} {fields}", normal(*shape, *size), (*shape, *pooled))
+    expected = Trial(case, dtype).both()
+    forced = {f"layer.{which}": name for which in ("forward", "backward_data")}
+    trial = Trial(case, dtype)
+    trial.net.choose_kernels({}, forced)
+    assert forced.items() <= trial.net.lowering.chosen_names().items()
+    for got, wanted in zip(trial.both(), expected, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_lanes_are_refused_where_they_cannot_serve():
+    def refused(count, *tops):
+        case = pooling("kernel_size: 2", normal(count, 2, 2, 2), *tops)
+        layer = Trial(case).planned.layer
+        return {c.name: c.refuse(layer) for c in layer.candidates("forward")}
+
+    images, top = lanes() + 1, (lanes() + 1, 2, 1, 1)
+    assert refused(images, top) == {
+        "plain": None,
+        "image_lanes": f"{images} images do not fill lanes of {lanes()}",
+        "channel_lanes": None,
+    }
+    masked = refused(lanes(), *[(lanes(), 2, 1, 1)] * 2)
+    assert set(masked.values()) == {None, "the mask is in N, C, H, W"}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from google.protobuf import text_format
 from cgdnn.errors import InternalError
 from cgdnn.kernels._jit import Kernel
 from cgdnn.kernels.activation import relu_backward, relu_forward
-from cgdnn.layers import activation
+from cgdnn.layers import activation, pooling
 from cgdnn.layers._base import (
     BEGIN,
     END,
@@ -99,6 +99,7 @@ def with_lanes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def put() -> None:
         monkeypatch.setattr(activation.ReLU, "candidates", candidates)
         monkeypatch.setattr(activation.ReLU, "cost", 1e9)  # the plain way is not worth it
+        monkeypatch.setattr(pooling.Pooling, "candidates", Layer.candidates)  # in N, C, H, W only
 
     return put
 
