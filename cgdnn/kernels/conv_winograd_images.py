@@ -4,7 +4,8 @@ A blob is an array (G, C, H, W, L): group g holds the images g * L to g * L + L 
 `cgdnn.plan.layout`), and each place of a plane is one vector of float32, or two of float64. Any
 count of channels is as good as another. Patches are read from x and written to y where they lie; of
 those at the edges, what lies outside is taken for zero or left out. Some tiles are taken at a time,
-with all channels of x and some of y, so that V and M stay in the second cache.
+with all channels of x and some of y, so that V and M stay in the second cache; what the next plane
+needs is brought near meanwhile.
 
 * forward: M = U V, scalars times vectors of images;
 * backward_data, by the transposed algorithm: dV = U^T dM;
@@ -28,6 +29,7 @@ from cgdnn.kernels.conv_winograd import finish_filters, grid_of, padded, sides
 from cgdnn.kernels.relay import fill_zero, to_lanes
 from cgdnn.kernels.vector import add_sum, lanes_of
 from cgdnn.kernels.winograd_images_tiles import (
+    fetch_places,
     multiply_lanes,
     multiply_places,
     sum_lanes,
@@ -43,6 +45,9 @@ _NEAR_BYTES = 800 << 10
 """Part of the second cache that U, V and M may fill, in bytes of float32."""
 _GRADIENT_BYTES = 600 << 10
 """Part of the second cache that dM may fill in backward_weights, in bytes of float32."""
+_FAR = 128 << 10
+"""Elements of x and y of a group beyond which the next planes are brought near; below that, they
+are, and it would only take time."""
 _LEAST_TILES, _MOST_TILES = 2, 8
 _LEAST_FILTERS, _WHOLE_ROWS = 8, 10
 """Channels of y at a time, and a number of them that fills tiles of a product."""
@@ -210,6 +215,7 @@ def conv_winograd_images(  # type: ignore[no-untyped-def]
     kind, x_shift, x_patch, y_shift, y_patch = sides(taps, transposed, pad_h, pad_w)
     x_plane, y_plane = (x.shape[2], x.shape[3], pitch), (y.shape[2], y.shape[3], pitch)
     x_size, y_size = x.shape[2] * x.shape[3] * pitch, y.shape[2] * y.shape[3] * pitch
+    far = channels * x_size + columns * y_size > _FAR
     count, across = _grid(x_plane if transposed else y_plane)
     row = tiles * lanes
     v_frequency, m_frequency = channels * row + _PADDING * lanes, together * row + _PADDING * lanes
@@ -219,7 +225,11 @@ def conv_winograd_images(  # type: ignore[no-untyped-def]
         for part in range(0, pitch, lanes):
             for first in range(0, count, tiles):
                 block = (first, min(tiles, count - first), across)
+                x_start, x_rows, x_run = _covered(x_plane, block, x_shift, x_patch)
+                y_start, y_rows, y_run = _covered(y_plane, block, y_shift, y_patch)
                 for c in range(channels):
+                    after = (g * channels + min(c + 1, channels - 1)) * x_size
+                    fetch_places(x, after + x_start, x.shape[3] * pitch, x_rows * far, x_run)
                     _plane_to_tiles(
                         x, (g * channels + c) * x_size + part, x_plane, block, x_shift, x_patch,
                         kind, v, c * row, lanes, v_frequency,
@@ -232,6 +242,8 @@ def conv_winograd_images(  # type: ignore[no-untyped-def]
                             v, f * v_frequency, row, block[1], m, f * m_frequency, row, 0,
                         )  # fmt: skip
                     for i in range(some):
+                        after = (g * columns + min(o + i + 1, columns - 1)) * y_size
+                        fetch_places(y, after + y_start, y.shape[3] * pitch, y_rows * far, y_run)
                         _tiles_to_plane(
                             m, i * row, m_frequency, b[o + i] if has_bias else x.dtype.type(0),
                             y, (g * columns + o + i) * y_size + part, y_plane, block,
@@ -259,6 +271,20 @@ def _after(row, column, across):  # type: ignore[no-untyped-def]
     if column + 1 == across:
         return row + 1, 0
     return row, column + 1
+
+
+@device
+def _covered(plane, block, shift, patch):  # type: ignore[no-untyped-def]
+    """Return the first element that a block of tiles covers, the rows, and elements of a row."""
+    height, width, pitch = plane
+    first, count, across = block
+    top, bottom = first // across * OUTPUTS, (first + count - 1) // across * OUTPUTS
+    left, right = 0, width
+    if top == bottom:
+        column = first % across * OUTPUTS + shift[1]
+        left, right = max(0, column), min(width, column + (count - 1) * OUTPUTS + patch)
+    top, bottom = max(0, top + shift[0]), min(height, bottom + shift[0] + patch)
+    return (top * width + left) * pitch, bottom - top, (right - left) * pitch
 
 
 @device
@@ -342,6 +368,7 @@ def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
     kind, patch = taps // 2 - 1, taps + OUTPUTS - 1
     x_plane, x_size = (x.shape[2], x.shape[3], pitch), x.shape[2] * x.shape[3] * pitch
     dy_plane, dy_size = (dy.shape[2], dy.shape[3], pitch), dy.shape[2] * dy.shape[3] * pitch
+    far = channels * x_size + filters * dy_size > _FAR
     across = (dy.shape[3] + OUTPUTS - 1) // OUTPUTS
     band = max(1, tiles // across)
     rest = _left_over(filters, lanes)
@@ -365,11 +392,14 @@ def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
                 count, _ = _grid((height, dy.shape[3]))
                 for first in range(0, count, tiles):
                     some = min(tiles, count - first)
+                    block = (before + first, some, across)
+                    x_start, x_rows, x_run = _covered(x_plane, block, (-pad_h, -pad_w), patch)
                     for c in range(channels):
+                        after = (g * channels + min(c + 1, channels - 1)) * x_size
+                        fetch_places(x, after + x_start, x.shape[3] * pitch, x_rows * far, x_run)
                         _plane_to_tiles(
-                            x, (g * channels + c) * x_size + part, x_plane,
-                            (before + first, some, across), (-pad_h, -pad_w), patch, kind,
-                            v, c * row, lanes, v_frequency,
+                            x, (g * channels + c) * x_size + part, x_plane, block,
+                            (-pad_h, -pad_w), patch, kind, v, c * row, lanes, v_frequency,
                         )  # fmt: skip
                     keep = g - begin * span + part + before + first
                     for left in range(0, blocks, vectors):
@@ -390,9 +420,8 @@ def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
                             )  # fmt: skip
                     for i in range(rest):
                         _plane_to_tiles(
-                            dy, (g * filters + whole + i) * dy_size + part, dy_plane,
-                            (before + first, some, across), (0, 0), OUTPUTS, kind + len(TAPS),
-                            m, i * row, lanes, rest_frequency,
+                            dy, (g * filters + whole + i) * dy_size + part, dy_plane, block,
+                            (0, 0), OUTPUTS, kind + len(TAPS), m, i * row, lanes, rest_frequency,
                         )  # fmt: skip
                     for f in range(patch * patch if rest else 0):
                         multiply_lanes(

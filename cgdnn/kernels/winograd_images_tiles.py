@@ -111,6 +111,16 @@ def tiles_to_places(  # type: ignore[no-untyped-def]
 
 
 @emitted
+def fetch_places(e, x, start, row, rows, count):  # type: ignore[no-untyped-def]
+    """Bring `rows` runs of `count` elements, which are `row` apart, near."""
+    lane = e.integer(e.lanes)
+    vectors = e.builder.sdiv(count, lane)
+    with e.sweep(rows, (e.at(x, start), row)) as (line,):  # noqa: SIM117
+        with e.sweep(vectors, (line, lane)) as (place,):
+            e.prefetch(place)
+
+
+@emitted
 def multiply_places(  # type: ignore[no-untyped-def]
     e, a, a_start, a_row, a_k, rows, depth, b, b_start, b_row, vectors, c, c_start, c_row, keep
 ):
