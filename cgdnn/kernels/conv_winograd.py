@@ -12,10 +12,10 @@ the convolution:
   dx += B dV B^T, the patches overlapping;
 * backward_weights: dM = A dy A^T, dU += V^T dM, dw = G^T dU G.
 
-Blobs stay in N, C, H, W order: a piece takes some tiles at a time (a `Blocking`), brings the
-channels of a part of an image into lanes with zeros around, and works on scratch that stays in the
-second cache where it can (see `cgdnn.kernels.winograd_tiles` for its layouts). U is made by a step
-of its own, `winograd_filters`.
+A piece takes some tiles at a time (a `Blocking`), brings the channels of a part of an image into
+lanes, where the blob does not have them there, with zeros around, and works on scratch that stays
+in the second cache where it can (see `cgdnn.kernels.winograd_tiles` for its layouts). U is made by
+a step of its own, `winograd_filters`.
 
 Rounding, in float32 against float64, rms over the largest magnitude of the result: about 3e-7 for
 3x3 and 1e-6 for 5x5 (unfolding: 1e-7). A NaN or an infinity in x, w or dy reaches all that depends
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from cgdnn import machine
 from cgdnn.kernels._jit import INT, REAL, array, device, kernel, scratch
-from cgdnn.kernels.relay import fill_zero, from_lanes, to_lanes
+from cgdnn.kernels.relay import copy_vectors, fill_zero, from_lanes, to_lanes
 from cgdnn.kernels.vector import lanes_of
 from cgdnn.kernels.winograd_points import OUTPUTS, TAPS
 from cgdnn.kernels.winograd_tiles import (
@@ -230,17 +230,16 @@ def _patches(first, count, patch, shift, size):  # type: ignore[no-untyped-def]
 
 @device
 def _image_to_tiles(  # type: ignore[no-untyped-def]
-    x, channel, channels, block, shift, patch, kind, plane, v, v_start, v_block, v_frequency,
-    sums, summed,
+    x, pitch, channel, channels, block, shift, patch, kind, plane, v, v_start, v_block,
+    v_frequency, sums, summed,
 ):  # fmt: skip
     """Transform the tiles of a block; add each channel's plane to `sums` if `summed` is 1."""
     lanes = lanes_of(x)
-    area = x.shape[2] * x.shape[3]
     image, images, _, down, _, across = block
     for first in range(0, channels, lanes):
         for i in range(images):
-            plane_to_tiles(
-                x, ((image + i) * x.shape[1] + channel + first) * area, area,
+            _plane_to_tiles(
+                x, _plane_at(x, image + i, channel + first, pitch), pitch,
                 min(lanes, channels - first), block, shift, patch, kind, plane,
                 v, v_start + first // lanes * v_block + i * down * across * lanes, v_frequency,
                 sums, first, summed,
@@ -248,23 +247,33 @@ def _image_to_tiles(  # type: ignore[no-untyped-def]
 
 
 @device
-def plane_to_tiles(  # type: ignore[no-untyped-def]
-    x, start, step, valid, block, shift, patch, kind, plane, v, v_start, v_frequency,
+def _plane_at(x, image, channel, pitch):  # type: ignore[no-untyped-def]
+    """Return where the first of a vector of channels begins, with places `pitch` apart."""
+    area = x.shape[2] * x.shape[3]
+    return (image * x.shape[1] + channel // pitch * pitch) * area + channel % pitch
+
+
+@device
+def _plane_to_tiles(  # type: ignore[no-untyped-def]
+    x, start, pitch, valid, block, shift, patch, kind, plane, v, v_start, v_frequency,
     sums, sums_start, summed,
 ):  # fmt: skip
-    """Transform the tiles of a block of `valid` planes of x, which are `step` apart, one a lane."""
+    """Transform the tiles of a block of `valid` planes of x, one a lane."""
     lanes = lanes_of(x)
     _, _, tile_row, down, tile_column, across = block
     row, rows, top, bottom = _patches(tile_row, down, patch, shift[0], x.shape[2])
     column, columns, left, right = _patches(tile_column, across, patch, shift[1], x.shape[3])
     stride = columns * lanes
-    start += row * x.shape[3] + column + left
+    start += (row * x.shape[3] + column + left) * pitch
     fill_zero(plane, 0, top * columns)
     for r in range(top, bottom):
         fill_zero(plane, r * stride, left)
-        to_lanes(
-            x, start + r * x.shape[3], step, valid, plane, r * stride + left * lanes, right - left
-        )
+        source, target = start + r * x.shape[3] * pitch, r * stride + left * lanes
+        if pitch == 1:
+            area = x.shape[2] * x.shape[3]
+            to_lanes(x, source, area, valid, plane, target, right - left)
+        else:
+            copy_vectors(x, source, pitch, plane, target, lanes, right - left)
         fill_zero(plane, r * stride + right * lanes, columns - right)
     fill_zero(plane, bottom * stride, (rows - bottom) * columns)
     add_vectors(plane, 0, rows * columns * summed, sums, sums_start * summed)
@@ -278,28 +287,27 @@ def plane_to_tiles(  # type: ignore[no-untyped-def]
 @device
 def _tiles_to_image(  # type: ignore[no-untyped-def]
     m, m_start, m_block, m_frequency, channel, channels, block, shift, patch, kind, plane,
-    bias, has_bias, y,
+    bias, has_bias, y, pitch,
 ):  # fmt: skip
     """Set the part of y that the products of a block give."""
     lanes = lanes_of(y)
-    area = y.shape[2] * y.shape[3]
     image, images, _, down, _, across = block
     for first in range(0, channels, lanes):
         valid = min(lanes, channels - first)
         for i in range(images):
-            tiles_to_planes(
+            _tiles_to_plane(
                 m, m_start + first // lanes * m_block + i * down * across * lanes, m_frequency,
                 block, shift, patch, kind, plane, bias, channel + first, valid * has_bias,
-                y, ((image + i) * y.shape[1] + channel + first) * area, area, valid,
+                y, _plane_at(y, image + i, channel + first, pitch), pitch, valid,
             )  # fmt: skip
 
 
 @device
-def tiles_to_planes(  # type: ignore[no-untyped-def]
+def _tiles_to_plane(  # type: ignore[no-untyped-def]
     m, m_start, m_frequency, block, shift, patch, kind, plane, bias, bias_start, biases,
-    y, start, step, valid,
+    y, start, pitch, valid,
 ):  # fmt: skip
-    """Set a block of `valid` planes of y, which are `step` apart, one from each lane."""
+    """Set a block of `valid` planes of y, one from each lane."""
     lanes = lanes_of(y)
     _, _, tile_row, down, tile_column, across = block
     row, rows, top, bottom = _patches(tile_row, down, patch, shift[0], y.shape[2])
@@ -312,30 +320,32 @@ def tiles_to_planes(  # type: ignore[no-untyped-def]
             m, m_start + d * across * lanes, m_frequency, across,
             plane, d * OUTPUTS * stride, stride, bias, bias_start, biases, kind,
         )  # fmt: skip
-    start += row * y.shape[3] + column + left
+    start += (row * y.shape[3] + column + left) * pitch
     for r in range(top, bottom):
-        from_lanes(
-            plane, r * stride + left * lanes,
-            y, start + r * y.shape[3], step, valid, right - left, 0,
-        )  # fmt: skip
+        source, target = r * stride + left * lanes, start + r * y.shape[3] * pitch
+        if pitch == 1:
+            area = y.shape[2] * y.shape[3]
+            from_lanes(plane, source, y, target, area, valid, right - left, 0)
+        else:
+            copy_vectors(plane, source, lanes, y, target, pitch, right - left)
 
 
 @device
-def _prefetch(x, channel, channels, block, shift, patch, part, parts):  # type: ignore[no-untyped-def]
+def _prefetch(x, pitch, channel, channels, block, shift, patch, part, parts):  # type: ignore[no-untyped-def]
     """Bring a part of what `_image_to_tiles` will read near."""
     height, width = x.shape[2], x.shape[3]
     image, images, tile_row, down, tile_column, across = block
     row, _, top, bottom = _patches(tile_row, down, patch, shift[0], height)
     column, _, left, right = _patches(tile_column, across, patch, shift[1], width)
-    rows, run = bottom - top, right - left
+    rows, run, planes = bottom - top, right - left, channels // pitch
     if run == width:
         rows, run = 1, rows * width
-    for plane in range(images * channels * part // parts, images * channels * (part + 1) // parts):
-        i = plane // channels
-        start = ((image + i) * x.shape[1] + channel + plane - i * channels) * height * width
-        start += (row + top) * width + column + left
+    for plane in range(images * planes * part // parts, images * planes * (part + 1) // parts):
+        i = plane // planes
+        start = _plane_at(x, image + i, channel + (plane - i * planes) * pitch, pitch)
+        start += ((row + top) * width + column + left) * pitch
         for r in range(rows):
-            prefetch_run(x, start + r * width, run)
+            prefetch_run(x, start + r * width * pitch, run * pitch)
 
 
 @kernel(array(4), array(4), INT, INT, INT, scratch(1), INT, INT)
@@ -407,12 +417,12 @@ def _unit_at(unit, columns, width):  # type: ignore[no-untyped-def]
 
 
 @kernel(
-    array(4), array(4), array(1), INT, array(4), INT, INT, INT, INT, INT, INT, INT, INT,
+    array(4), INT, array(4), array(1), INT, array(4), INT, INT, INT, INT, INT, INT, INT, INT, INT,
     scratch(1), scratch(1), scratch(1), INT, INT,
 )  # fmt: skip
 def conv_winograd(  # type: ignore[no-untyped-def]
-    x, u, b, has_bias, y, group, taps, transposed, pad_h, pad_w, images, down, across,
-    plane, v, m, begin, end,
+    x, x_pitch, u, b, has_bias, y, y_pitch, group, taps, transposed, pad_h, pad_w,
+    images, down, across, plane, v, m, begin, end,
 ):  # fmt: skip
     """Set y for some images: the forward pass, or with another U the data gradient.
 
@@ -420,6 +430,9 @@ def conv_winograd(  # type: ignore[no-untyped-def]
     ----------
     x : array (N, C, H, W)
         dy for a data gradient.
+    x_pitch, y_pitch : int
+        What places of a plane are apart: 1; or L where the values lie as [N][C / L][H][W][L], for
+        channels of a group that L divides.
     u : array (filters_shape(taps, group, C / group, Co / group))
     b : array (Co,)
         Not read unless `has_bias`.
@@ -450,14 +463,14 @@ def conv_winograd(  # type: ignore[no-untyped-def]
         g = unit % group
         block = _block_at(unit // group, covered, blocking, begin)
         _image_to_tiles(
-            x, g * channels, channels, block, x_shift, x_patch, kind,
+            x, x_pitch, g * channels, channels, block, x_shift, x_patch, kind,
             plane, v, 0, v_block, v_frequency, plane, 0,
         )  # fmt: skip
         after = min(unit + 1, count * group - 1)
         ahead = _block_at(after // group, covered, blocking, begin)
         for frequency in range(u.shape[1]):
             _prefetch(
-                x, after % group * channels, channels, ahead, x_shift, x_patch,
+                x, x_pitch, after % group * channels, channels, ahead, x_shift, x_patch,
                 frequency, u.shape[1],
             )  # fmt: skip
             _multiply(
@@ -466,7 +479,7 @@ def conv_winograd(  # type: ignore[no-untyped-def]
             )  # fmt: skip
         _tiles_to_image(
             m, 0, v_block, m_frequency, g * filters, filters, block, y_shift, y_patch, kind,
-            plane, b, has_bias, y,
+            plane, b, has_bias, y, y_pitch,
         )  # fmt: skip
 
 
@@ -511,9 +524,9 @@ def _multiply_unit(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
 
-@kernel(array(4), array(3), INT, INT, INT, INT, INT, INT, scratch(1), INT, INT)
+@kernel(array(4), INT, array(3), INT, INT, INT, INT, INT, INT, scratch(1), INT, INT)
 def winograd_inputs(  # type: ignore[no-untyped-def]
-    x, v, group, taps, transposed, pad_h, pad_w, images, plane, begin, end
+    x, x_pitch, v, group, taps, transposed, pad_h, pad_w, images, plane, begin, end
 ):
     """Transform the groups [begin, end) of `images` images to V.
 
@@ -525,7 +538,7 @@ def winograd_inputs(  # type: ignore[no-untyped-def]
     ----------
     x : array (N, C, H, W)
     v : array (N / images, group, Blocking.tiles_scratch(C / group))
-    group, taps, transposed, pad_h, pad_w, images
+    x_pitch, group, taps, transposed, pad_h, pad_w, images
         As in `conv_winograd`; a block holds whole images.
     plane : array
         Scratch; see `Blocking`.
@@ -542,7 +555,8 @@ def winograd_inputs(  # type: ignore[no-untyped-def]
     for index in range(begin, end):
         for g in range(group):
             _image_to_tiles(
-                x, g * channels, channels, (index * images, images, 0, down, 0, across),
+                x, x_pitch, g * channels, channels,
+                (index * images, images, 0, down, 0, across),
                 shift, patch, kind,
                 plane, v, (index * group + g) * v.shape[2], v_block, v_frequency, plane, 0,
             )  # fmt: skip
@@ -591,16 +605,19 @@ def winograd_products(v, w, m, group, columns, form, tiles, plane, u, begin, end
                         )  # fmt: skip
 
 
-@kernel(array(3), array(1), INT, array(4), INT, INT, INT, INT, INT, INT, INT, scratch(1), INT, INT)
+@kernel(
+    array(3), array(1), INT, array(4), INT, INT, INT, INT, INT, INT, INT, INT, scratch(1), INT, INT
+)
 def winograd_outputs(  # type: ignore[no-untyped-def]
-    m, b, has_bias, y, group, taps, transposed, pad_h, pad_w, images, width, plane, begin, end
-):
+    m, b, has_bias, y, y_pitch, group, taps, transposed, pad_h, pad_w, images, width, plane,
+    begin, end,
+):  # fmt: skip
     """Transform M back to the groups [begin, end) of `images` images.
 
     Parameters
     ----------
     m : array (units, N / images, Blocking.tiles_scratch(width))
-    b, has_bias, y, group, taps, transposed, pad_h, pad_w, images
+    b, has_bias, y, y_pitch, group, taps, transposed, pad_h, pad_w, images
         As in `conv_winograd`; a block holds whole images.
     width : int
         Columns of a unit.
@@ -623,18 +640,18 @@ def winograd_outputs(  # type: ignore[no-untyped-def]
                 m, (unit * m.shape[1] + index) * m.shape[2], block, m_frequency,
                 g * filters + left, min(width, filters - left),
                 (index * images, images, 0, down, 0, across), shift, patch, kind, plane,
-                b, has_bias, y,
+                b, has_bias, y, y_pitch,
             )  # fmt: skip
 
 
 @kernel(
-    array(4), array(4), array(2), array(2), INT, INT, INT, INT, INT, INT, INT, INT, INT,
+    array(4), INT, array(4), INT, array(2), array(2), INT, INT, INT, INT, INT, INT, INT, INT, INT,
     scratch(1), scratch(1), scratch(1), scratch(1), scratch(1),
     INT, REAL, REAL, INT, INT, INT, INT, INT,
 )  # fmt: skip
 def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
-    x, dy, dw, db, has_bias, group, taps, pad_h, pad_w, images, down, across, together,
-    plane, v, m, du, sums, piece, keep_w, keep_b, unit_begin, unit_end, span, begin, end,
+    x, x_pitch, dy, dy_pitch, dw, db, has_bias, group, taps, pad_h, pad_w, images, down, across,
+    together, plane, v, m, du, sums, piece, keep_w, keep_b, unit_begin, unit_end, span, begin, end,
 ):  # fmt: skip
     """Set or add to the gradients of some filters from some images.
 
@@ -642,6 +659,8 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
     ----------
     x : array (N, C, H, W)
     dy : array (N, Co, R, OW)
+    x_pitch, dy_pitch : int
+        As in `conv_winograd`; L divides `together`, too, where dy lies so.
     dw : array (pieces, Co * C / group * taps * taps)
         Row `piece` is written.
     db : array (pieces, Co)
@@ -683,17 +702,22 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
         for index in range(blocks):
             block = _block_at(index, covered, blocking, first)
             _image_to_tiles(
-                dy, o, together, block, nothing, OUTPUTS, kind + len(TAPS),
+                dy, dy_pitch, o, together, block, nothing, OUTPUTS, kind + len(TAPS),
                 plane, m, 0, v_block, m_frequency, sums, has_bias,
             )  # fmt: skip
             _image_to_tiles(
-                x, g * channels, channels, block, around, patch, kind,
+                x, x_pitch, g * channels, channels, block, around, patch, kind,
                 plane, v, 0, v_block, v_frequency, sums, 0,
             )  # fmt: skip
             ahead = _block_at(min(index + 1, blocks - 1), covered, blocking, first)
             for frequency in range(patch * patch):
-                _prefetch(x, g * channels, channels, ahead, around, patch, frequency, patch * patch)
-                _prefetch(dy, o, together, ahead, nothing, OUTPUTS, frequency, patch * patch)
+                _prefetch(
+                    x, x_pitch, g * channels, channels, ahead, around, patch,
+                    frequency, patch * patch,
+                )  # fmt: skip
+                _prefetch(
+                    dy, dy_pitch, o, together, ahead, nothing, OUTPUTS, frequency, patch * patch
+                )
                 for left in range(0, together, width):
                     multiply_blocks(
                         v, frequency * v_frequency, 1, v_block, lanes, lanes * lanes,

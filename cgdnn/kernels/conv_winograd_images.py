@@ -85,8 +85,7 @@ def choose_blocking(taps: int, depth: int, columns: int, tiles: int) -> tuple[in
     tiles : int
         Tiles of an image.
     """
-    vector = 4 * padded(1) * (taps + OUTPUTS - 1) ** 2
-    left = _NEAR_BYTES - vector * depth * columns // padded(1)
+    vector, left = _room(taps, depth, columns)
     together = _MOST_TILES
     while together > _LEAST_TILES and together * (depth + _LEAST_FILTERS) * vector > left:
         together //= 2
@@ -94,6 +93,18 @@ def choose_blocking(taps: int, depth: int, columns: int, tiles: int) -> tuple[in
     most = max(_LEAST_FILTERS, left // (vector * together) - depth)
     most = most // _WHOLE_ROWS * _WHOLE_ROWS or most
     return together, -(-columns // -(-columns // most))
+
+
+def _room(taps: int, depth: int, columns: int) -> tuple[int, int]:
+    """Return the bytes of a tile of one channel, and those that U leaves in the second cache."""
+    vector = 4 * padded(1) * (taps + OUTPUTS - 1) ** 2
+    return vector, _NEAR_BYTES - vector * depth * columns // padded(1)
+
+
+def stays_near(taps: int, channels: int, filters: int) -> bool:
+    """Tell whether U and the smallest blocks of V and M of both passes fit the second cache."""
+    vector, left = _room(taps, channels, filters)
+    return _LEAST_TILES * (max(channels, filters) + _LEAST_FILTERS) * vector <= left
 
 
 def scratch_of(taps: int, depth: int, blocking: tuple[int, int]) -> tuple[int, int]:

@@ -144,3 +144,10 @@ def copy_run(e, x, x_start, y, y_start, count):  # type: ignore[no-untyped-def]
     """Copy `count` elements."""
     for (source, target), mask in e.along(count, e.at(x, x_start), e.at(y, y_start)):
         e.store(e.load(source, mask), target, mask)
+
+
+@emitted
+def copy_vectors(e, x, x_start, x_step, y, y_start, y_step, count):  # type: ignore[no-untyped-def]
+    """Copy `count` vectors, which begin some elements apart."""
+    with e.sweep(count, (e.at(x, x_start), x_step), (e.at(y, y_start), y_step)) as (source, target):
+        e.store(e.load(source), target)

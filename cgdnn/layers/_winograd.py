@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from math import ceil, inf, prod
+from math import prod
 
 from cgdnn.kernels import conv_winograd as kernels
-from cgdnn.kernels import conv_winograd_batch as batch
 from cgdnn.kernels import conv_winograd_few as few
-from cgdnn.kernels.reduce import reduce_rows
 from cgdnn.kernels.winograd_few_tiles import FEW
 from cgdnn.layers._base import (
     BEGIN,
@@ -25,23 +22,23 @@ from cgdnn.layers._base import (
     read,
     read_all,
     row,
-    rows,
     update,
     write,
 )
+from cgdnn.layers._layout import CHANNEL_LANE, lanes, stored_shape
+from cgdnn.layers._partial import add_partials
 
 _PRODUCT, _INPUT, _OUTPUT, _FILTER, _GRADIENT = 0.0042, 0.16, 0.11, 0.2, 0.35
 """Nanoseconds of a flop in the products, and of an element of V, M, U and dU."""
+_RELAY = 0.07
+"""Nanoseconds of bringing an element of a blob into lanes, or out of them."""
 _FEW_INPUT, _FEW_PRODUCT, _FEW_INVERSE, _FEW_OUTPUT = 0.07, 0.08, 0.47, 0.08
 """Nanoseconds, with few channels, of an element of V; of a frequency of a tile for a vector of
 filters, for each channel and once; and of an element of y."""
 _MOST_PARTIAL = 1 << 20
 """Weights beyond which each piece of the weight gradient computes some filters from all images."""
 _LEAST_PIECES = 4
-"""Pieces of the weight gradient below which it is cut over filters rather than images, and of the
-other passes below which images do not lie in the lanes."""
-_NEAR_BYTES = 800 << 10
-"""Part of the second cache that V may fill where images lie in the lanes, in bytes of float32."""
+"""Pieces of the weight gradient below which it is cut over filters rather than images."""
 _LEAST_TOGETHER, _MOST_TOGETHER = 32, 128
 """Filters that such a piece computes."""
 
@@ -79,6 +76,12 @@ class Winograd:
         """Filters of a group."""
         return self.w[0] // self.group
 
+    @property
+    def whole_vectors(self) -> tuple[bool, bool]:
+        """Whether channels, and filters, fill vectors in all that the kernels take together."""
+        filters = self._together if self._cut_by_filter else self.filters
+        return self.w[1] % lanes() == 0, filters % lanes() == 0
+
     def cost(self, which: str) -> float:
         """Return the estimated nanoseconds of a pass on one core."""
         if which == "backward_weights":
@@ -91,7 +94,7 @@ class Winograd:
         """Return the steps for each bottom."""
         pairs = list(zip(operands.bottom, operands.top, strict=True))
         bias = read_all(operands.param[-1], (operands.param[-1].size,))
-        if self._has_few:
+        if self._has_few and all(_pitch(x, self.x) == 1 for x, _ in pairs):
             return self._few(operands, pairs, bias)
         return self._products(operands, pairs, kernels.FORWARD, bias, self.bias)
 
@@ -104,12 +107,17 @@ class Winograd:
 
     def backward_weights(self, operands: Operands) -> list[Step]:
         """Return the steps that sum the gradients of all bottoms, one bottom after the other."""
-        large = prod(self.w) > _MOST_PARTIAL or self._pieces < _LEAST_PIECES
-        by_filter = large and self._together >= _LEAST_TOGETHER
         steps: list[Step] = []
         for x, dy in zip(operands.bottom, operands.top_diff, strict=True):
-            steps += (self._by_filter if by_filter else self._by_sample)(operands, x, dy)
+            make = self._by_filter if self._cut_by_filter else self._by_sample
+            steps += make(operands, x, dy)
         return steps
+
+    @property
+    def _cut_by_filter(self) -> bool:
+        """Whether each piece of the weight gradient computes some filters from all images."""
+        large = prod(self.w) > _MOST_PARTIAL or self._pieces < _LEAST_PIECES
+        return large and self._together >= _LEAST_TOGETHER
 
     def _backward_form(self) -> int:
         """Return the form of backward_data that takes less time."""
@@ -134,28 +142,14 @@ class Winograd:
 
     def _cost(self, form: int) -> float:
         """Return the estimated nanoseconds of a pass on one core."""
-        return min(self._channels_cost(form), self._images_cost(form)) + self._filters_cost
+        return self._channels_cost(form) + self._filters_cost
 
     def _channels_cost(self, form: int) -> float:
-        """Return the estimated nanoseconds with channels in the lanes."""
+        """Return the same without those for U."""
         blocking = self._blocking(form)
         inputs, outputs = map(kernels.padded, (blocking.channels, blocking.filters))
         each = 2 * _PRODUCT * blocking.channels * outputs + _INPUT * inputs + _OUTPUT * outputs
         return self.group * blocking.frequencies * self._tiles(form) * each
-
-    def _images_cost(self, form: int) -> float:
-        """Return the estimated nanoseconds with images in the lanes, infinite where that is not.
-
-        Products compute up to four filters at a time.
-        """
-        blocking, tiles = self._blocking(form), prod(self._grid(form))
-        depth, columns, images = blocking.channels, blocking.filters, self.x[0]
-        units, rest = divmod(images, batch.images_together())
-        near = 4 * blocking.frequencies * depth * tiles * batch.images_together() <= _NEAR_BYTES
-        if self.group > 1 or rest or units < _LEAST_PIECES or not near:
-            return inf
-        each = 2 * _PRODUCT * depth * 4 * ceil(columns / 4) + _INPUT * depth + _OUTPUT * columns
-        return blocking.frequencies * tiles * images * each
 
     @property
     def _filters_cost(self) -> float:
@@ -183,11 +177,9 @@ class Winograd:
         shape = few.filters_shape(self.taps, channels, filters)
         band = few.band_of(self.taps, channels, grid)
         u = operands.temporary("u", shape)
-        lengths = (
-            *few.scratch_of(self.taps, channels, band, grid[1], self.x[3]),
-            few.plane_scratch(self.y[3]),
-        )
+        lengths = few.scratch_of(self.taps, channels, band, grid[1], self.x[3])
         scratch = [operands.scratch(f"few{i}", (length,)) for i, length in enumerate(lengths)]
+        plane = operands.scratch("plane", (few.plane_scratch(self.y[3]),))
         transform = Step(
             few.winograd_few_filters,
             [
@@ -202,9 +194,16 @@ class Winograd:
         )
         weights: list[Argument] = [read_all(u, shape), bias, int(self.bias)]
         rest: list[Argument] = [*self.pad, band, *scratch]
-        cost = self._few_cost / self.x[0]
-        step = partial(Step, few.conv_forward_winograd_few, extent=self.x[0], cost=cost)
-        return [transform, *_for_each(pairs, (self.x, self.y), weights, rest, step)]
+        steps = [transform]
+        for x, y in pairs:
+            kernel, view, last = few.conv_forward_winograd_few, self.y, [plane]
+            if _pitch(y, self.y) > 1:
+                kernel, last = few.conv_forward_winograd_few_lanes, []
+                view = (self.y[0], filters // lanes(), *self.y[2:], lanes())
+            arguments = [read(x, self.x), *weights, write(y, view), *rest, *last, BEGIN, END]
+            cost = self._few_cost - _spared(y, self.y)
+            steps.append(Step(kernel, arguments, self.x[0], cost / self.x[0]))
+        return steps
 
     def _products(
         self,
@@ -236,26 +235,36 @@ class Winograd:
     ) -> list[Step]:
         """Return the step that makes U, and a step over samples for each pair."""
         u, transform = self._filters_step(operands, form)
-        blocking, costs = self._blocking(form), (self._channels_cost(form), self._images_cost(form))
-        if costs[1] < costs[0]:
-            kernel, together = batch.conv_winograd_batch, batch.images_together()
-            plane = self.x if form == kernels.FLIPPED else self.y
-            sizes: tuple[int, ...] = batch.scratch_of(
-                self.taps, blocking.channels, (plane[2], plane[3])
-            )
-            rest: list[Argument] = [*geometry[1:], together]
-        else:
-            kernel, together = kernels.conv_winograd, blocking.images
-            sizes = (
-                blocking.plane_scratch(),
-                blocking.tiles_scratch(blocking.channels),
-                blocking.tiles_scratch(blocking.filters),
-            )
-            rest = [*geometry, together, blocking.down, blocking.across]
+        blocking = self._blocking(form)
+        sizes = (
+            blocking.plane_scratch(),
+            blocking.tiles_scratch(blocking.channels),
+            blocking.tiles_scratch(blocking.filters),
+        )
+        rest: list[Argument] = [*geometry, blocking.images, blocking.down, blocking.across]
         rest += [operands.scratch(f"tiles{i}", (size,)) for i, size in enumerate(sizes)]
-        units = self.x[0] // together
-        step = partial(Step, kernel, extent=units, cost=min(costs) / units)
-        return [transform, *_for_each(pairs, shapes, [read_all(u), *bias], rest, step)]
+        units = self.x[0] // blocking.images
+        cost = self._channels_cost(form)
+        return [
+            transform,
+            *(
+                Step(
+                    kernels.conv_winograd,
+                    [
+                        *_blob(read, source, shapes[0]),
+                        read_all(u),
+                        *bias,
+                        *_blob(write, target, shapes[1]),
+                        *rest,
+                        BEGIN,
+                        END,
+                    ],
+                    units,
+                    (cost - _spared(source, shapes[0]) - _spared(target, shapes[1])) / units,
+                )
+                for source, target in pairs
+            ),
+        ]
 
     def _filters_step(self, operands: Operands, form: int) -> tuple[Buffer, Step]:
         """Return U, and the step that makes it."""
@@ -302,10 +311,10 @@ class Winograd:
         for source, target in pairs:
             v = operands.temporary("v", (groups, self.group, blocking.tiles_scratch(depth)))
             m = operands.temporary("m", (units, groups, blocking.tiles_scratch(width)))
-            inputs = [read(source, shapes[0]), write(v), *geometry, blocking.images]
+            inputs = [*_blob(read, source, shapes[0]), write(v), *geometry, blocking.images]
             products = [read_all(v), read_all(operands.param[0], self.w), write(m)]
             numbers: list[Argument] = [self.group, columns, form, blocking.tiles]
-            outputs = [read_all(m), *bias, write(target, shapes[1]), *geometry, blocking.images]
+            outputs = [read_all(m), *bias, *_blob(write, target, shapes[1]), *geometry]
             through = tiles * frequencies * self.group / groups
             steps += [
                 Step(
@@ -322,7 +331,7 @@ class Winograd:
                 ),
                 Step(
                     kernels.winograd_outputs,
-                    [*outputs, width, plane, BEGIN, END],
+                    [*outputs, blocking.images, width, plane, BEGIN, END],
                     groups,
                     _OUTPUT * through * columns,
                 ),
@@ -347,20 +356,15 @@ class Winograd:
         """Return a step over samples that writes partial gradients, and the steps that add them."""
         size = prod(self.w)
         sums = [operands.partial("dw", (size,)), operands.partial("db", (self.w[0],))]
-        arrays = [read(x, self.x), read(dy, self.y), *map(row, sums)]
+        arrays = [*_blob(read, x, self.x), *_blob(read, dy, self.y), *map(row, sums)]
         groups = self.x[0] // self._blocking(kernels.FORWARD).images
         most = max(_LEAST_PIECES, int(self._pieces))
         pieces = max(
             count for count in range(1, groups + 1) if groups % count == 0 and count <= most
         )
         numbers: list[Argument] = [PIECE, 0.0, 0.0, 0, self.group, groups // pieces, BEGIN, END]
-        steps = [self._weights_step(operands, arrays, numbers, pieces, self.filters)]
-        for index, diff in enumerate(operands.param_diff):
-            if operands.learn[index]:
-                target: list[Argument] = [update(diff, (diff.size,)), operands.accumulate(index)]
-                arguments = [rows(sums[index]), *target, BEGIN, END]
-                steps.append(Step(reduce_rows, arguments, diff.size, 2.0))
-        return steps
+        step = self._weights_step(operands, arrays, numbers, pieces, self.filters)
+        return [step, *add_partials(operands, sums)]
 
     def _by_filter(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
         """Return one step over filters that reads all samples."""
@@ -368,8 +372,8 @@ class Winograd:
         diffs = operands.param_diff
         keep = [operands.accumulate(index) for index in range(len(diffs))]
         arrays = [
-            read_all(x, self.x),
-            read_all(dy, self.y),
+            *_blob(read_all, x, self.x),
+            *_blob(read_all, dy, self.y),
             *(update(diff, (1, diff.size)) for diff in (diffs[0], diffs[-1])),
         ]
         groups = self.x[0] // self._blocking(kernels.FORWARD).images
@@ -379,7 +383,7 @@ class Winograd:
     def _weights_step(
         self,
         operands: Operands,
-        arrays: list[Use],
+        arrays: list[Argument],
         numbers: list[Argument],
         extent: int,
         together: int,
@@ -412,15 +416,17 @@ class Winograd:
         )
 
 
-def _for_each(
-    pairs: list[tuple[Buffer, Buffer]],
-    shapes: tuple[Shape, Shape],
-    weights: list[Argument],
-    rest: list[Argument],
-    step: Callable[[list[Argument]], Step],
-) -> list[Step]:
-    """Return a step over samples for each source and target."""
-    return [
-        step([read(source, shapes[0]), *weights, write(target, shapes[1]), *rest, BEGIN, END])
-        for source, target in pairs
-    ]
+def _pitch(blob: Buffer, shape: Shape) -> int:
+    """Return what places of a plane are apart in a blob that is seen as N, C, H, W."""
+    in_lanes = shape[1] % lanes() == 0 and blob.shape == stored_shape(CHANNEL_LANE, shape)
+    return lanes() if in_lanes else 1
+
+
+def _blob(use: Callable[[Buffer, Shape], Use], blob: Buffer, shape: Shape) -> list[Argument]:
+    """Return a blob as the kernels take it: the array, and what places of a plane are apart."""
+    return [use(blob, shape), _pitch(blob, shape)]
+
+
+def _spared(blob: Buffer, shape: Shape) -> float:
+    """Return the nanoseconds that a blob in lanes spares the kernels."""
+    return _RELAY * prod(shape) if _pitch(blob, shape) > 1 else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import gcd, prod
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,6 @@ import numpy.typing as npt
 from cgdnn.kernels import conv_unfold as kernels
 from cgdnn.kernels import stencil
 from cgdnn.kernels.conv_sparse import Window, most_sums
-from cgdnn.kernels.reduce import reduce_rows
 from cgdnn.kernels.winograd_points import TAPS
 from cgdnn.layers import _parallel_gemm
 from cgdnn.layers._axis import canonical_axis
@@ -26,6 +25,7 @@ from cgdnn.layers._base import (
     Count,
     Layer,
     Operands,
+    Pair,
     Parameter,
     Shape,
     Slower,
@@ -34,13 +34,16 @@ from cgdnn.layers._base import (
     read,
     read_all,
     row,
-    rows,
     update,
     write,
 )
 from cgdnn.layers._direct import Direct
+from cgdnn.layers._images import LEAST_GROUPS, DirectImages, WinogradImages
+from cgdnn.layers._layout import CHANNEL_LANE, IMAGE_LANE, NCHW, lanes
+from cgdnn.layers._partial import add_partials
 from cgdnn.layers._sparse import Sparse
 from cgdnn.layers._winograd import Winograd
+from cgdnn.layers.pooling import Pooling
 
 _FLOP_NANOSECONDS = 0.006
 _UNFOLD_FLOP, _UNFOLD_ELEMENT, _UNFOLD_VALUE = 0.0048, 0.1, 0.15
@@ -52,6 +55,10 @@ rather than all filters from some images: sixteen partial gradients would take t
 
 _FILTERS = 64
 """Filters that are best computed together where they are cut."""
+
+_INEXACT = "rounds worse than sums of products, and exact results are asked for"
+_WINOGRAD_SIZES = f"serves kernels of {' and '.join(f'{size}x{size}' for size in TAPS)}"
+AnyImages = TypeVar("AnyImages", DirectImages, WinogradImages)
 
 
 class Axis(stencil.Side):
@@ -260,10 +267,12 @@ class Convolution(Layer):
             )
             sparse.insert(0, routed)
         dense = [
+            *self._images_candidates(which),
             Candidate(
                 "winograd",
                 lambda layer, operands: getattr(self._winograd(), which)(operands),
                 lambda layer: self._refuse_winograd(which),
+                self._winograd_layouts(),
             ),
             *self._direct_candidates(which),
             Candidate(
@@ -328,19 +337,109 @@ class Convolution(Layer):
         pad = (self._axes[0].pad, self._axes[1].pad)
         return Winograd(self._bottom_view, self._weight_view, self._top_view, pad, bias)
 
+    def _winograd_layouts(self) -> tuple[Pair, ...]:
+        """Return the pairs of layouts that Winograd's algorithm serves with channels in lanes."""
+        if len(self._axes) != 2 or self.bottom_shapes[0] != self._bottom_shape:
+            return ((NCHW, NCHW),)
+        whole = self._winograd().whole_vectors
+        below, above = ((NCHW, CHANNEL_LANE) if full else (NCHW,) for full in whole)
+        return tuple((bottom, top) for bottom in below for top in above)
+
+    @property
+    def _bottom_shape(self) -> Shape:
+        """The shape of a bottom with two spatial axes behind samples and channels."""
+        return (self._samples, self._channels, *(axis.size for axis in self._axes))
+
     def _refuse_winograd(self, which: str) -> str | None:
         if self.exact:
-            return "rounds worse than sums of products, and exact results are asked for"
+            return _INEXACT
         if len(self._axes) != 2 or any(axis.stride * axis.dilation != 1 for axis in self._axes):
             return "serves two spatial axes with stride 1 and dilation 1"
         if self._weight_view[2] != self._weight_view[3] or self._weight_view[2] not in TAPS:
-            return f"serves kernels of {' and '.join(f'{size}x{size}' for size in TAPS)}"
+            return _WINOGRAD_SIZES
         plain, name = min(
             (self._sample_cost * self._samples, "unfolding"),
             (self._direct(pixel_lanes=False).cost(which), "direct convolution"),
         )
         share = self._winograd().cost(which) / plain
         return Slower(f"would take {share:.1f} times as long as {name}") if share >= 1 else None
+
+    def _images_candidates(self, which: str) -> list[Candidate]:
+        """Return the kernels for images in the lanes, the ones that should be faster first."""
+        layouts = ((IMAGE_LANE, IMAGE_LANE),)
+        candidates = [
+            Candidate(
+                "winograd_images",
+                lambda layer, operands: getattr(self._images(WinogradImages), which)(operands),
+                lambda layer: self._refuse_winograd_images(which),
+                layouts,
+            ),
+            Candidate(
+                "direct_images",
+                lambda layer, operands: getattr(self._images(DirectImages), which)(operands),
+                lambda layer: self._refuse_images(),
+                layouts,
+            ),
+        ]
+        if which == "backward_weights":
+            routed = Candidate(
+                "routed_images",
+                lambda layer, operands: self._images(DirectImages).routed(operands),
+                lambda layer: self._refuse_routed_images(),
+                layouts,
+                routed=True,
+            )
+            candidates.insert(0, routed)
+        return candidates
+
+    def _images(self, kind: type[AnyImages]) -> AnyImages:
+        rows, columns = self._axes
+        filters, channels = self._weight_view[:2]
+        window = stencil.Window(1, channels, filters, rows, columns)
+        return kind(self._samples, window, self.node.param.convolution_param.bias_term)
+
+    def _refuse_images(self) -> str | None:
+        if len(self._axes) != 2 or any(axis.stride * axis.dilation != 1 for axis in self._axes):
+            return "serves two spatial axes with stride 1 and dilation 1"
+        if self.node.param.convolution_param.group != 1:
+            return "serves one group"
+        if any(axis.pad >= axis.kernel for axis in self._axes):
+            return "serves paddings below the kernel"
+        if self.bottom_shapes[0] != self._bottom_shape:
+            return "serves one axis of samples"
+        groups, rest = divmod(self._samples, lanes())
+        if rest or groups < LEAST_GROUPS:
+            return f"serves batches of a multiple of {lanes()} images, {LEAST_GROUPS} or more times"
+        return None
+
+    def _refuse_winograd_images(self, which: str) -> str | None:
+        reason = self._refuse_images()
+        if reason is not None:
+            return reason
+        if self.exact:
+            return _INEXACT
+        if self._weight_view[2] != self._weight_view[3] or self._weight_view[2] not in TAPS:
+            return _WINOGRAD_SIZES
+        winograd = self._images(WinogradImages)
+        if not winograd.stays_near:
+            return "serves channels whose transforms stay in the second cache"
+        share = winograd.cost(which) / self._images(DirectImages).cost(which)
+        return Slower(f"would take {share:.1f} times as long as directly") if share >= 1 else None
+
+    def _refuse_routed_images(self) -> str | None:
+        reason = self._refuse_images()
+        if reason is not None:
+            return reason
+        reader = self.reader
+        if not isinstance(reader, Pooling) or reader.route(IMAGE_LANE) is None:
+            return "serves where maximum pooling alone reads the top"
+        if reader.window != ((2, 2), (2, 2), (0, 0)):
+            return "serves pooling windows of 2x2 with stride 2 and no padding"
+        images = self._images(DirectImages)
+        share = images.routed_cost / self._images(WinogradImages).cost("backward_weights")
+        if share >= 1 and self._refuse_winograd_images("backward_weights") is None:
+            return Slower(f"would take {share:.1f} times as long as Winograd's algorithm")
+        return None
 
     def _direct(self, pixel_lanes: bool) -> Direct:
         rows, columns = [Axis(1, 1, 1, 0, 1)] * (2 - len(self._axes)) + self._axes
@@ -471,13 +570,8 @@ class Convolution(Layer):
         sums = [operands.partial("dw", (size,)), operands.partial("db", (filters,))]
         arrays = [read(x, self._bottom_view), read(dy, self._top_view), *map(row, sums)]
         numbers: list[Argument] = [PIECE, 0.0, 0.0, filters, 0, 1, BEGIN, END]
-        steps = [self._weights_step(operands, arrays, numbers, self._samples)]
-        for index, diff in enumerate(operands.param_diff):
-            if operands.learn[index]:
-                target: list[Argument] = [update(diff, (diff.size,)), operands.accumulate(index)]
-                arguments = [rows(sums[index]), *target, BEGIN, END]
-                steps.append(Step(reduce_rows, arguments, diff.size, 2.0))
-        return steps
+        step = self._weights_step(operands, arrays, numbers, self._samples)
+        return [step, *add_partials(operands, sums)]
 
     def _by_filter(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
         """Return one step over filters that reads all samples."""

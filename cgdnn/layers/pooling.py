@@ -171,6 +171,11 @@ class Pooling(Layer):
             count -= 1
         return count
 
+    @property
+    def window(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+        """Size, stride and padding of the windows, known after `infer_shapes`."""
+        return self._kernel, self._stride, self._pad
+
     def route(self, layout: str) -> str | None:
         """Return the places of the maxima, where every window holds one."""
         sizes, counts = self.bottom_shapes[0][2:], self.top_shapes[0][2:]

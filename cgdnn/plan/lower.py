@@ -461,6 +461,17 @@ class _Choosing:
             self._serving[index, which] = found
         return self._serving[index, which]
 
+    def _serve_in(
+        self, index: int, which: str, pair: Pair, reading: Pair | None
+    ) -> list[Candidate]:
+        """Return those that serve a pair, where the layer's reader works in the pair `reading`."""
+        return [
+            candidate
+            for candidate in self._serve(index, which)
+            if pair in candidate.layouts
+            if not candidate.routed or (reading is not None and reading[0] == pair[1])
+        ]
+
     def _offer(self, index: int) -> list[Pair]:
         """Return the pairs that a layer can work in; those that what is forced needs, if any."""
         offer, needed = [PLAIN], []
@@ -478,14 +489,10 @@ class _Choosing:
         reading = None if planned.reader is None else pairs[planned.reader]
         key = (index, which, pair, reading)
         if key not in self._candidates:
-            able = [
-                candidate
-                for candidate in self._serve(index, which)
-                if not candidate.routed or (reading is not None and reading[0] == pair[1])
-            ]
-            there = [candidate for candidate in able if pair in candidate.layouts]
+            there = self._serve_in(index, which, pair, reading)
             if not there:  # the layer has nothing for this pass in these layouts
-                there, pair = [candidate for candidate in able if PLAIN in candidate.layouts], PLAIN
+                pair = PLAIN
+                there = self._serve_in(index, which, pair, reading)
             lowering = self._lowering
             chosen = choose(planned, which, lowering.dtype, lowering.table, self._forced, there)
             self._candidates[key] = replace(chosen, layouts=(pair,))

@@ -121,7 +121,7 @@ def measured(
     planned: PlannedLayer, which: str, dtype: str, table: TuningTable
 ) -> Mapping[str, float]:
     """Return the milliseconds that the table has for the candidates of a pass."""
-    return table.times.get(problem(planned, which, dtype), {}) if table.times else {}
+    return table.times.get(problem(planned, which, dtype), {})
 
 
 def choose(

@@ -34,7 +34,7 @@ def test_plan_prints_kernels_steps_and_buffers(capsys):
         row[:3] for row in rows(text, "Steps")
     ]
     assert ["conv1[0]", "param", "20x1x5x5", "2,000", "its", "own"] in rows(text, "Buffers")
-    (diff,) = (row for row in rows(text, "Buffers") if row[0] == "conv1.diff")
+    (diff,) = (row for row in rows(text, "Buffers") if row[0] == "ip1.diff")
     assert diff[-3:-1] == ["arena", "+"]  # as `train` runs it
     assert ["conv1[0].history0", "history"] in [row[:2] for row in rows(text, "Buffers")]
     assert "for each of 3 workers" in text

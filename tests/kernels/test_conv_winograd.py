@@ -5,6 +5,7 @@ from cgdnn.kernels import conv_winograd as kernels
 from tests.reference import conv as reference
 
 # channels, filters, image, taps, pad, images, group
+LANES = kernels.padded(1)
 SHAPES = {
     "one_tile": (3, 2, (4, 4), 3, (1, 1), 1, 1),
     "lenet2": (20, 50, (12, 12), 5, (0, 0), 6, 1),
@@ -17,6 +18,8 @@ SHAPES = {
     "bands": (3, 70, (34, 75), 3, (1, 1), 1, 1),
     "deep": (300, 40, (5, 6), 3, (1, 1), 2, 1),
     "wide": (20, 150, (6, 5), 5, (2, 2), 4, 1),
+    "in_lanes": (2 * LANES, LANES, (9, 14), 5, (2, 1), 4, 1),
+    "group_in_lanes": (2 * LANES, 4 * LANES, (6, 5), 3, (1, 1), 3, 2),
 }
 DTYPES = ("float32", "float64")
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
@@ -53,7 +56,7 @@ class Case:
         grid = kernels.grid_of(*plane.shape[2:])
         return kernels.choose_blocking(self.taps, depth, columns, grid, self.images)
 
-    def product(self, form, bias=0, pieces=1):
+    def product(self, form, bias=0, pieces=1, pitches=(1, 1)):
         """Return y, or dx, as the kernels give it in so many pieces."""
         blocking = self.blocking(form)
         x, y = (self.x, self.dy) if form == kernels.FORWARD else (self.dy, self.x)
@@ -67,16 +70,17 @@ class Case:
         groups = self.images // blocking.images
         for piece in range(pieces):
             kernels.conv_winograd(
-                *(x, u, self.b, bias, result, group, taps, int(form == kernels.TRANSPOSED), *pad),
+                *(stored(x, pitches[0]), pitches[0], u, self.b, bias, result, pitches[1]),
+                *(group, taps, int(form == kernels.TRANSPOSED), *pad),
                 *(blocking.images, blocking.down, blocking.across),
                 self.room(blocking.plane_scratch()),
                 self.room(blocking.tiles_scratch(depth)),
                 self.room(blocking.tiles_scratch(columns)),
                 *(groups * piece // pieces, groups * (piece + 1) // pieces),
             )
-        return result
+        return restored(result, pitches[1])
 
-    def spread(self, form, bias=0):
+    def spread(self, form, bias=0, pitches=(1, 1)):
         """Return the same by the three kernels for few tiles."""
         blocking = self.blocking(form)
         x, y = (self.x, self.dy) if form == kernels.FORWARD else (self.dy, self.x)
@@ -90,17 +94,20 @@ class Case:
         plane = self.room(blocking.plane_scratch())
         result = np.full_like(y, np.nan)
         part = self.room(*kernels.part_shape(taps, depth, columns))
-        kernels.winograd_inputs(x, v, *geometry, plane, 0, groups)
+        x = stored(x, pitches[0])
+        kernels.winograd_inputs(x, pitches[0], v, *geometry, plane, 0, groups)
         kernels.winograd_products(
             *(v, self.w, m, group, columns, form, blocking.tiles, plane, part, 0, units)
         )
-        kernels.winograd_outputs(m, self.b, bias, result, *geometry, width, plane, 0, groups)
-        return result
+        arrays = (m, self.b, bias, result, pitches[1])
+        kernels.winograd_outputs(*arrays, *geometry, width, plane, 0, groups)
+        return restored(result, pitches[1])
 
-    def weights(self, dw, db, piece, keep, together, units, groups):
+    def weights(self, dw, db, piece, keep, together, units, groups, pitches=(1, 1)):
         blocking = self.blocking(kernels.FORWARD)
+        x, dy = (stored(*blob) for blob in zip((self.x, self.dy), pitches, strict=True))
         kernels.conv_backward_weights_winograd(
-            *(self.x, self.dy, dw, db, 1, self.group, self.taps, *self.pad),
+            *(x, pitches[0], dy, pitches[1], dw, db, 1, self.group, self.taps, *self.pad),
             *(blocking.images, blocking.down, blocking.across, together),
             self.room(blocking.plane_scratch()),
             self.room(blocking.tiles_scratch(self.inner)),
@@ -127,6 +134,19 @@ class Case:
             dy = self.dy.astype(np.float64)
             reference.backward_data(dy, w, want, self.rows, 1, self.pad[1], 1)
         return want
+
+
+def stored(x, pitch):
+    """Return what holds x where places of a plane are `pitch` apart, in the shape of x."""
+    n, c, h, w = x.shape
+    lanes = x.reshape(n, c // pitch, pitch, h * w).swapaxes(2, 3)
+    return np.ascontiguousarray(lanes).reshape(x.shape)
+
+
+def restored(x, pitch):
+    n, c, h, w = x.shape
+    planes = x.reshape(n, c // pitch, h * w, pitch).swapaxes(2, 3)
+    return np.ascontiguousarray(planes).reshape(x.shape)
 
 
 @pytest.fixture(params=DTYPES)
@@ -266,3 +286,21 @@ def test_blocks_fill_what_is_near():
     assert bands.tiles <= 56
     few = kernels.choose_blocking(3, 512, 512, (2, 2), 7)
     assert few.images in (1, 7)
+
+
+@pytest.mark.parametrize("name", ["in_lanes", "group_in_lanes"])
+@pytest.mark.parametrize("pitches", [(LANES, 1), (1, LANES), (LANES, LANES)])
+def test_channels_in_lanes_give_the_same_bits(name, pitches, dtype):
+    case = Case(name, dtype)
+    for form in (kernels.FORWARD, kernels.FLIPPED, kernels.TRANSPOSED):
+        for product in (case.product, case.spread):
+            np.testing.assert_array_equal(product(form, pitches=pitches), product(form))
+    gradients = []
+    for each in ((1, 1), pitches):
+        dw, db = np.full((1, case.w.size), np.nan, dtype), np.full((1, case.filters), np.nan, dtype)
+        groups = case.images // case.blocking(kernels.FORWARD).images
+        for g in range(case.group):
+            case.weights(dw, db, 0, 0.0, case.outer, (g, g + 1), (0, groups), each)
+        gradients.append((dw, db))
+    for mine, plain in zip(*gradients, strict=True):
+        np.testing.assert_array_equal(mine, plain)

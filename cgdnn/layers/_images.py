@@ -1,0 +1,303 @@
+"""The steps of a convolution whose blobs have images in the lanes, direct or by Winograd.
+
+See `cgdnn.kernels.conv_images` and `cgdnn.kernels.conv_winograd_images`. Such kernels are as good
+for any count of channels as for another, and cut the batch by vectors of images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from cgdnn.kernels import conv_images as direct
+from cgdnn.kernels import conv_winograd_images as winograd
+from cgdnn.kernels._jit import Kernel
+from cgdnn.kernels.conv_winograd import grid_of, padded
+from cgdnn.kernels.stencil import Window
+from cgdnn.kernels.winograd_points import OUTPUTS
+from cgdnn.layers._base import (
+    BEGIN,
+    END,
+    PIECE,
+    Argument,
+    Buffer,
+    Operands,
+    Shape,
+    Step,
+    Use,
+    read,
+    read_all,
+    row,
+    write,
+    write_all,
+)
+from cgdnn.layers._layout import lanes
+from cgdnn.layers._partial import add_partials
+
+LEAST_GROUPS = 4
+"""Vectors of images below which there is too little to cut."""
+_PRODUCT, _FILTER, _GRADIENT = 0.0041, 0.08, 0.075
+"""Nanoseconds of a flop in Winograd's products, and of an element of U and of dU."""
+_INPUT = {"forward": 0.062, "backward_data": 0.052, "backward_weights": 0.11}
+_OUTPUT = {"forward": 0.055, "backward_data": 0.084, "backward_weights": 0.092}
+"""Of an element of V and of M, or dM; by pass."""
+_FAR, _FETCH = 128 << 10, 0.1
+"""Elements of a group's blobs beyond which no near cache has them, and the nanoseconds of one."""
+
+
+@dataclass(frozen=True)
+class _Images:
+    """A convolution of one group with stride 1 and dilation 1.
+
+    Attributes
+    ----------
+    samples : int
+        A multiple of the lanes.
+    window : Window
+    bias : bool
+    """
+
+    samples: int
+    window: Window
+    bias: bool
+
+    @property
+    def _groups(self) -> int:
+        return self.samples // lanes()
+
+    @property
+    def _bottom(self) -> Shape:
+        axes = (self.window.rows, self.window.columns)
+        return (self._groups, self.window.channels, *(axis.size for axis in axes), lanes())
+
+    @property
+    def _top(self) -> Shape:
+        axes = (self.window.rows, self.window.columns)
+        return (self._groups, self.window.filters, *(axis.output for axis in axes), lanes())
+
+    @property
+    def _weights(self) -> Shape:
+        rows, columns = self.window.rows.kernel, self.window.columns.kernel
+        return (self.window.filters, self.window.channels, rows, columns)
+
+    def _bias(self, operands: Operands) -> list[Argument]:
+        """Return the bias, which kernels do not look at where there is none, and whether it is."""
+        last = operands.param[-1]
+        return [read_all(last, (last.size,)), int(self.bias)]
+
+    def _learns_bias(self, operands: Operands) -> int:
+        return int(self.bias and operands.learn[-1])
+
+    def _sums(self, operands: Operands) -> list[Buffer]:
+        """Return the partial gradients of the weights and of the bias."""
+        return [
+            operands.partial("dw", (prod(self._weights),)),
+            operands.partial("db", (self.window.filters,)),
+        ]
+
+
+class DirectImages(_Images):
+    """The convolution as sums of products."""
+
+    def cost(self, which: str) -> float:
+        """Return the estimated nanoseconds of a pass for a group of images."""
+        weights = which == "backward_weights"
+        each = direct.gradients_cost if weights else direct.outputs_cost
+        return lanes() * each(self.window)
+
+    @property
+    def routed_cost(self) -> float:
+        """The same of the weight gradient behind maximum pooling."""
+        return lanes() * direct.routed_cost(self.window)
+
+    def forward(self, operands: Operands) -> list[Step]:
+        """Return a step over groups of images for each bottom."""
+        weights = [read_all(operands.param[0], self._weights), *self._bias(operands)]
+        return [
+            self._step(
+                direct.forward(self.window),
+                [read(x, self._bottom), *weights, write(y, self._top), BEGIN, END],
+                self.cost("forward"),
+            )
+            for x, y in zip(operands.bottom, operands.top, strict=True)
+        ]
+
+    def backward_data(self, operands: Operands) -> list[Step]:
+        """Return a step over groups of images for each bottom whose diff is wanted."""
+        weights = read_all(operands.param[0], self._weights)
+        diffs = zip(operands.top_diff, operands.bottom_diff, operands.propagate, strict=True)
+        return [
+            self._step(
+                direct.backward_data(self.window),
+                [read(dy, self._top), weights, write(dx, self._bottom), BEGIN, END],
+                self.cost("backward_data"),
+            )
+            for dy, dx, wanted in diffs
+            if wanted
+        ]
+
+    def backward_weights(self, operands: Operands) -> list[Step]:
+        """Return the steps that sum the gradients of all bottoms, one bottom after the other."""
+        steps: list[Step] = []
+        for x, dy in zip(operands.bottom, operands.top_diff, strict=True):
+            gradients = [read(dy, self._top)]
+            steps += self._summed(operands, x, gradients, self.cost("backward_weights"))
+        return steps
+
+    def routed(self, operands: Operands) -> list[Step]:
+        """Return the steps of the weight gradient from the gradients behind maximum pooling."""
+        assert operands.routed is not None
+        pooled = [-(-side.output // 2) for side in (self.window.rows, self.window.columns)]
+        shape = (*self._top[:2], *pooled, lanes())
+        gradients = [read(buffer, shape) for buffer in operands.routed]
+        return self._summed(operands, operands.bottom[0], gradients, self.routed_cost)
+
+    def _summed(
+        self, operands: Operands, x: Buffer, gradients: Sequence[Use], cost: float
+    ) -> list[Step]:
+        make = direct.backward_weights if len(gradients) == 1 else direct.backward_weights_routed
+        sums = self._sums(operands)
+        arrays = [read(x, self._bottom), *gradients, *map(row, sums)]
+        numbers: list[Argument] = [self._learns_bias(operands), PIECE, BEGIN, END]
+        step = self._step(make(self.window), [*arrays, *numbers], cost)
+        return [step, *add_partials(operands, sums)]
+
+    def _step(self, kernel: Kernel, arguments: list[Argument], cost: float) -> Step:
+        return Step(kernel, arguments, self._groups, cost)
+
+
+class WinogradImages(_Images):
+    """The convolution by Winograd's algorithm, for 3 x 3 and 5 x 5 taps."""
+
+    @property
+    def _taps(self) -> int:
+        return self.window.rows.kernel
+
+    @property
+    def _frequencies(self) -> int:
+        return (self._taps + OUTPUTS - 1) ** 2
+
+    @property
+    def _tiles(self) -> int:
+        """Tiles of an image."""
+        return prod(grid_of(*self._top[2:4]))
+
+    @property
+    def stays_near(self) -> bool:
+        """Whether U and the least block of tiles stay in the second cache."""
+        return winograd.stays_near(self._taps, self.window.channels, self.window.filters)
+
+    def cost(self, which: str) -> float:
+        """Return the estimated nanoseconds of a pass for a group of images, without U."""
+        depth, columns = self.window.channels, self.window.filters
+        if which == "backward_data":
+            depth, columns = columns, depth
+        elif which == "backward_weights":
+            columns = winograd.filters_computed(columns)
+        each = 2 * _PRODUCT * depth * columns + _INPUT[which] * depth + _OUTPUT[which] * columns
+        blobs = prod(self._bottom[1:]) + prod(self._top[1:])
+        fetched = _FETCH * blobs if blobs > _FAR else 0.0
+        return self._frequencies * self._tiles * lanes() * each + fetched
+
+    def forward(self, operands: Operands) -> list[Step]:
+        """Return the step that makes U, and one over groups of images for each bottom."""
+        pairs = zip(operands.bottom, operands.top, strict=True)
+        return self._products(operands, "forward", list(pairs), self._bias(operands))
+
+    def backward_data(self, operands: Operands) -> list[Step]:
+        """Return the step that makes U, and one for each bottom whose diff is wanted."""
+        diffs = zip(operands.top_diff, operands.bottom_diff, operands.propagate, strict=True)
+        pairs = [(dy, dx) for dy, dx, wanted in diffs if wanted]
+        nothing: list[Argument] = [read_all(operands.param[0], (operands.param[0].size,)), 0]
+        return self._products(operands, "backward_data", pairs, nothing)
+
+    def _products(
+        self,
+        operands: Operands,
+        which: str,
+        pairs: list[tuple[Buffer, Buffer]],
+        bias: list[Argument],
+    ) -> list[Step]:
+        sizes, views = [self.window.channels, self.window.filters], [self._bottom, self._top]
+        if which == "backward_data":
+            sizes, views = sizes[::-1], views[::-1]
+        blocking = winograd.choose_blocking(self._taps, sizes[0], sizes[1], self._tiles)
+        scratch = winograd.scratch_of(self._taps, sizes[0], blocking)
+        u, transform = self._filters_step(operands)
+        numbers: list[Argument] = [self._taps, int(which == "backward_data"), *self._pad, *blocking]
+        numbers += [operands.scratch(f"tiles{i}", (size,)) for i, size in enumerate(scratch)]
+        return [
+            transform,
+            *(
+                Step(
+                    winograd.conv_winograd_images,
+                    [
+                        read(source, views[0]),
+                        read_all(u),
+                        *bias,
+                        write(target, views[1]),
+                        *numbers,
+                        BEGIN,
+                        END,
+                    ],
+                    self._groups,
+                    self.cost(which),
+                )
+                for source, target in pairs
+            ),
+        ]
+
+    @property
+    def _pad(self) -> tuple[int, int]:
+        return self.window.rows.pad, self.window.columns.pad
+
+    def _filters_step(self, operands: Operands) -> tuple[Buffer, Step]:
+        """Return U, and the step that makes it."""
+        channels, filters = self.window.channels, self.window.filters
+        u = operands.temporary("u", winograd.filters_shape(self._taps, filters, channels))
+        arguments: list[Argument] = [
+            read_all(operands.param[0], self._weights),
+            write_all(u),
+            winograd.images_together(),
+            operands.scratch("plane", (winograd.filters_scratch(self._taps),)),
+            0,
+            -(-filters * channels // winograd.images_together()),
+        ]
+        cost = _FILTER * self._frequencies * padded(filters * channels)
+        return u, Step(winograd.winograd_images_filters, arguments, 1, cost)
+
+    def backward_weights(self, operands: Operands) -> list[Step]:
+        """Return the steps that sum the gradients of all bottoms, one bottom after the other."""
+        channels, filters = self.window.channels, self.window.filters
+        pieces = self._pieces
+        blocking = winograd.choose_weights_blocking(self._taps, filters, self._tiles)
+        scratch = winograd.weights_scratch_of(
+            self._taps, channels, filters, (self._top[2], self._top[3]), blocking
+        )
+        numbers: list[Argument] = [self._learns_bias(operands), self._taps, *self._pad, *blocking]
+        numbers += [operands.scratch(f"weights{i}", (size,)) for i, size in enumerate(scratch)]
+        steps = []
+        for x, dy in zip(operands.bottom, operands.top_diff, strict=True):
+            sums = self._sums(operands)
+            arrays = [read(x, self._bottom), read(dy, self._top), *map(row, sums)]
+            step = Step(
+                winograd.conv_backward_weights_winograd_images,
+                [*arrays, *numbers, PIECE, self._groups // pieces, BEGIN, END],
+                pieces,
+                self.cost("backward_weights") * self._groups / pieces + self._finish,
+            )
+            steps += [step, *add_partials(operands, sums)]
+        return steps
+
+    @property
+    def _finish(self) -> float:
+        """The nanoseconds of transforming dU back."""
+        return _GRADIENT * self._frequencies * self.window.channels * padded(self.window.filters)
+
+    @property
+    def _pieces(self) -> int:
+        """A divisor of the groups: two, or more where transforming back takes little time."""
+        most = max(2, int(self.cost("backward_weights") * self._groups / 5 / self._finish))
+        counts = range(1, self._groups + 1)
+        return max(count for count in counts if self._groups % count == 0 and count <= most)

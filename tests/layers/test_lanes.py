@@ -1,0 +1,136 @@
+"""Layers in layouts with channels or images in the lanes do what they do in N, C, H, W."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+
+from cgdnn.layers._layout import CHANNEL_LANE, IMAGE_LANE, NCHW, lanes
+from cgdnn.plan import arrange
+from cgdnn.proto.cgdnn_pb2 import NetParameter
+from cgdnn.runtime.net import Net
+
+BATCH, WIDE = 4 * lanes(), 2 * lanes()
+FILLER = 'weight_filler { type: "gaussian" std: 0.2 } bias_filler { type: "uniform" min: -1 }'
+
+# Layers whose channels fill vectors, after one whose do not, with paddings and odd planes.
+NET = f"""
+force_backward: true
+layer {{ name: "in" type: "Input" top: "x"
+  input_param {{ shape {{ dim: [{BATCH}, 3, 14, 13] }} shape {{ dim: [{BATCH}, 2] }} }} top: "y" }}
+layer {{ name: "conv1" type: "Convolution" bottom: "x" top: "conv1" convolution_param {{
+  num_output: {WIDE} kernel_size: 3 pad: 1 {FILLER} }} }}
+layer {{ name: "pool1" type: "Pooling" bottom: "conv1" top: "pool1" pooling_param {{
+  kernel_size: 2 stride: 2 }} }}
+layer {{ name: "relu1" type: "ReLU" bottom: "pool1" top: "pool1" }}
+layer {{ name: "conv2" type: "Convolution" bottom: "pool1" top: "conv2" convolution_param {{
+  num_output: {lanes()} kernel_size: 5 pad: 2 {FILLER} }} }}
+layer {{ name: "tanh" type: "TanH" bottom: "conv2" top: "tanh" }}
+layer {{ name: "pool2" type: "Pooling" bottom: "tanh" top: "pool2" pooling_param {{
+  pool: AVE kernel_size: 3 stride: 2 }} }}
+layer {{ name: "conv3" type: "Convolution" bottom: "pool2" top: "conv3" convolution_param {{
+  num_output: 5 kernel_size: 3 pad: 1 {FILLER} }} }}
+layer {{ name: "pool3" type: "Pooling" bottom: "conv3" top: "pool3" pooling_param {{
+  kernel_size: 3 stride: 2 }} }}
+layer {{ name: "ip" type: "InnerProduct" bottom: "pool3" top: "ip" inner_product_param {{
+  num_output: 2 {FILLER} }} }}
+layer {{ name: "loss" type: "EuclideanLoss" bottom: "ip" bottom: "y" top: "loss" }}
+"""
+
+
+@pytest.fixture(params=[IMAGE_LANE, CHANNEL_LANE])
+def layout(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def made(monkeypatch: pytest.MonkeyPatch, layout: str, **options: Any) -> Net:
+    """Return the net with its layers in `layout` wherever they can be."""
+
+    def best(self: arrange.Arrangement) -> list[arrange.Pair]:
+        return [arrange._nearest(layout, offer) for offer in self._offers]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(arrange.Arrangement, "best", best)
+        net = Net(text_format.Parse(NET, NetParameter()), "TRAIN", seed=3, **options)
+    rng = np.random.default_rng(5)
+    for name in net.inputs:
+        net.blobs[name].data = rng.standard_normal(net.blobs[name].shape)
+    return net
+
+
+def works_in(net: Net) -> dict[str, tuple[str, str]]:
+    return {
+        planned.node.name: choices["forward"].layouts[0]
+        for planned, choices in zip(net.assembly.layers, net.lowering.choices, strict=True)
+    }
+
+
+def gradients(net: Net) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    for name, blobs in net.params.items():
+        for index, blob in enumerate(blobs):
+            yield f"{name}[{index}]", blob.diff.copy()
+
+
+def agree(mine: np.ndarray[Any, Any], other: np.ndarray[Any, Any], name: str, close: float) -> None:
+    np.testing.assert_allclose(mine, other, rtol=0, atol=close * np.abs(other).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_values_and_gradients(monkeypatch, layout, dtype, exact):
+    options = {"dtype": dtype, "exact": exact}
+    plain = made(monkeypatch, NCHW, threads=1, **options)
+    net = made(monkeypatch, layout, threads=3, **options)
+    assert all(pair == (NCHW, NCHW) for pair in works_in(plain).values())
+    laned = {name for name, pair in works_in(net).items() if layout in pair}
+    assert laned >= {"pool1", "relu1", "tanh", "pool2"}
+    assert ("conv2" in laned) == (layout == IMAGE_LANE or not exact)
+    for one in (plain, net):
+        one.run(("forward", "backward"))
+    close = 1e-4 if dtype == "float32" else 1e-12
+    for name, blob in plain.blobs.items():
+        agree(net.blobs[name].data, blob.data, name, close)
+        agree(net.blobs[name].diff, blob.diff, f"diff of {name}", close)
+    for (name, diff), (_, other) in zip(gradients(net), gradients(plain), strict=True):
+        agree(diff, other, name, close)
+
+
+def test_same_bits_with_lent_memory_and_any_number_of_threads(monkeypatch, layout):
+    found = []
+    for threads, lend in ((1, False), (3, True), (8, False)):
+        net = made(monkeypatch, layout, threads=threads)
+        net.run(("forward", "backward"), lend=lend)
+        found.append([net.blobs["loss"].data.copy(), *(diff for _, diff in gradients(net))])
+    for others in found[1:]:
+        for mine, other in zip(found[0], others, strict=True):
+            np.testing.assert_array_equal(mine, other)
+
+
+def test_backward_pass_alone_begins_in_the_layouts_of_the_forward_pass(monkeypatch, layout):
+    together, apart = (made(monkeypatch, layout, threads=2) for _ in range(2))
+    together.run(("forward", "backward"))
+    apart.run(("forward",))
+    apart.run(("backward",))
+    for (name, diff), (_, other) in zip(gradients(apart), gradients(together), strict=True):
+        np.testing.assert_array_equal(diff, other, err_msg=name)
+
+
+def test_layouts_that_change_between_the_passes(monkeypatch, layout):
+    plain, net = (made(monkeypatch, which, threads=1) for which in (NCHW, layout))
+    for one in (plain, net):
+        one.run(("forward",))
+    with monkeypatch.context() as patch:  # the choice that the net would have made itself
+        patch.setattr(
+            arrange.Arrangement, "best", lambda self: [offer[0] for offer in self._offers]
+        )
+        net.choose_kernels({})
+    assert works_in(net) == works_in(plain)
+    for one in (plain, net):
+        one.run(("backward",))
+    for (name, diff), (_, other) in zip(gradients(net), gradients(plain), strict=True):
+        agree(diff, other, name, 1e-4)
