@@ -28,6 +28,9 @@ _UNROLLED = 3
 _ADDED = 4
 """So many places are added to each other before the sum of all, on which each round waits."""
 
+_AHEAD = 2
+"""Rows of windows that are fetched ahead."""
+
 Size = tuple[int, int]
 
 
@@ -249,6 +252,8 @@ def _blocks(size: Size, stride: Size, routed: bool, masked: bool) -> Any:
             return build.icmp_unsigned("<", index, bound)
 
         top = build.sub(build.mul(ph, e.integer(stride_h)), pad_h)
+        # Rows of dx come near before they are written: caches do not foresee them well.
+        ahead = build.mul(width, e.integer(_AHEAD * stride_h * PLACE))
         with e.loop(count) as block:
             pw = build.add(first, block.index)
             left = build.sub(build.mul(pw, e.integer(stride_w)), pad_w)
@@ -274,6 +279,7 @@ def _blocks(size: Size, stride: Size, routed: bool, masked: bool) -> Any:
                         if i * stride_h + r < kernel_h and j * stride_w + c < kernel_w:
                             total = _contribution(e, total, *given[i, j], numbers)
                     out = e.at(dx, plane, build.mul(number, e.integer(PLACE)))
+                    e.prefetch(e.at(out, ahead))
                     if masked:
                         with build.if_then(build.and_(on(row, height), on(column, width))):
                             e.store(total, out)

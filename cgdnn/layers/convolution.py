@@ -55,6 +55,8 @@ rather than all filters from some images: sixteen partial gradients would take t
 
 _FILTERS = 64
 """Filters that are best computed together where they are cut."""
+_MOST_NEAR_WEIGHTS = 1 << 16
+"""Weights up to which kernels read them again for each row of a group of images."""
 
 _INEXACT = "rounds worse than sums of products, and exact results are asked for"
 _WINOGRAD_SIZES = f"serves kernels of {' and '.join(f'{size}x{size}' for size in TAPS)}"
@@ -377,7 +379,7 @@ class Convolution(Layer):
             Candidate(
                 "direct_images",
                 lambda layer, operands: getattr(self._images(DirectImages), which)(operands),
-                lambda layer: self._refuse_images(),
+                lambda layer: self._refuse_direct_images(),
                 layouts,
             ),
         ]
@@ -412,6 +414,12 @@ class Convolution(Layer):
             return f"serves batches of a multiple of {lanes()} images, {LEAST_GROUPS} or more times"
         return None
 
+    def _refuse_direct_images(self) -> str | None:
+        reason = self._refuse_images()
+        if reason is None and prod(self._weight_view) > _MOST_NEAR_WEIGHTS:
+            return f"serves up to {_MOST_NEAR_WEIGHTS} weights, which stay in the second cache"
+        return reason
+
     def _refuse_winograd_images(self, which: str) -> str | None:
         reason = self._refuse_images()
         if reason is not None:
@@ -427,7 +435,7 @@ class Convolution(Layer):
         return Slower(f"would take {share:.1f} times as long as directly") if share >= 1 else None
 
     def _refuse_routed_images(self) -> str | None:
-        reason = self._refuse_images()
+        reason = self._refuse_direct_images()
         if reason is not None:
             return reason
         reader = self.reader
