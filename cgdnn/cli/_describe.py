@@ -92,6 +92,7 @@ def plan_iteration(lowering: Lowering) -> Program:
         len(assembly.layers),
         update=update.works,
         lent=[entry for entry in assembly.lendable() if (entry[1] == "diff") == training],
+        carried=[entry for entry in assembly.lendable() if entry[1] == "data"],
     )
 
 

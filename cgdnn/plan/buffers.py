@@ -10,8 +10,9 @@ block of each worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from cgdnn.layers._base import Buffer, Use
 from cgdnn.plan.tasks import Task
@@ -44,28 +45,33 @@ def root(buffer: Buffer) -> Buffer:
 
 
 def uses(task: Task) -> Iterable[Use]:
-    """Yield the array arguments of a task."""
-    if task.step is not None:
-        for argument in task.step.arguments:
-            if isinstance(argument, Use):
-                yield argument
+    """Yield the array arguments of a task and of what is chained to it."""
+    return chain.from_iterable(map(_own_uses, task.parts))
+
+
+def _own_uses(part: Task) -> list[Use]:
+    arguments = part.step.arguments if part.step is not None else ()
+    return [argument for argument in arguments if isinstance(argument, Use)]
 
 
 def first_uses(tasks: Iterable[Task]) -> tuple[set[Buffer], set[Buffer]]:
     """Return what `tasks`, in program order, read before they write it, and what they write."""
     found: set[Buffer] = set()
     made: set[Buffer] = set()
-    for task in tasks:
-        modes = [(root(use.buffer), use.mode) for use in uses(task)]
+    for part in (part for task in tasks for part in task.parts):
+        modes = [(root(use.buffer), use.mode) for use in _own_uses(part)]
         found.update(buffer for buffer, mode in modes if mode != "write" and buffer not in made)
         made.update(buffer for buffer, mode in modes if mode != "read")
     return found, made
 
 
 def place(
-    tasks: list[Task], size_of: Callable[[Buffer], int], lent: Container[Buffer] = ()
+    tasks: list[Task],
+    size_of: Callable[[Buffer], int],
+    lent: Container[Buffer] = (),
+    carried: Mapping[Buffer, int] | None = None,
 ) -> Placement:
-    """Place every short-lived, lent and scratch buffer of `tasks`.
+    """Place every short-lived, lent, carried and scratch buffer of `tasks`.
 
     Parameters
     ----------
@@ -76,7 +82,14 @@ def place(
     lent : container of Buffer
         Blobs, diffs and states whose content is not needed after the last use, nor before the
         first one.
+    carried : mapping, optional
+        Buffer -> bytes that it takes in a worker's block.
     """
+    carried = carried or {}
+
+    def scratch_size(buffer: Buffer) -> int:
+        return aligned(carried[buffer] if buffer in carried else size_of(buffer))
+
     first: dict[Buffer, int] = {}
     last: dict[Buffer, int] = {}
     places: dict[Buffer, int] = {}
@@ -85,18 +98,18 @@ def place(
         scratch = []
         for use in uses(task):
             buffer = root(use.buffer)
-            if buffer.kind == "scratch":
+            if buffer.kind == "scratch" or buffer in carried:
                 scratch.append(buffer)
             elif buffer.kind in SHORT_LIVED or buffer in lent:
                 first.setdefault(buffer, index)
                 last[buffer] = index
         # What an earlier task has placed stays there; the others come behind.
-        ends = (places[buffer] + aligned(size_of(buffer)) for buffer in scratch if buffer in places)
+        ends = (places[buffer] + scratch_size(buffer) for buffer in scratch if buffer in places)
         offset = max(ends, default=0)
         for buffer in scratch:
             if buffer not in places:
                 places[buffer] = offset
-                offset += aligned(size_of(buffer))
+                offset += scratch_size(buffer)
         scratch_bytes = max(scratch_bytes, offset)
     living: list[tuple[int, int, int]] = []  # last use, start, stop
     arena_bytes = 0

@@ -9,7 +9,7 @@ afterwards, reuse each other's memory. Their content is lost with the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -34,6 +34,7 @@ from cgdnn.layers._base import (
 from cgdnn.layers._layout import NCHW, stored_shape
 from cgdnn.plan.arrange import PASSES, PLAIN, Arrangement
 from cgdnn.plan.buffers import first_uses, place, root
+from cgdnn.plan.chain import Chain, chains
 from cgdnn.plan.depend import connect
 from cgdnn.plan.layout import reorder_step
 from cgdnn.plan.order import furthest, urgency
@@ -145,6 +146,7 @@ class Lowering:
         update: Sequence[Work] = (),
         fresh: Mapping[tuple[int, str], frozenset[str]] | None = None,
         lent: Collection[tuple[int, str]] = (),
+        carried: Collection[tuple[int, str]] = (),
         counting: bool = False,
     ) -> Program:
         """Return the program of these parts over the layers [first, last).
@@ -160,6 +162,8 @@ class Lowering:
             Which layouts of which blobs are up to date before the run; N, C, H, W where absent.
         lent : collection of (int, str)
             The blobs and kinds ("data", "diff") whose content nobody needs after the run.
+        carried : collection of (int, str)
+            Those that may exist piece by piece only, where one step hands them on to the next.
         counting : bool
             Count the non-zeros of what each backward pass over weights gets (see `nonzeros`).
         """
@@ -189,7 +193,7 @@ class Lowering:
             else:
                 works += update
         needed, unmade = self._needed(works, lent)
-        program = self._finish(needed, homes.fresh, lent)
+        program = self._finish(needed, homes.fresh, lent, carried)
         program.unmade = unmade
         kept = {buffer for work in spared for buffer in _written(work)}
         program.spared = {buffer for buffer in kept if buffer.kind == "state"}
@@ -356,14 +360,33 @@ class Lowering:
         return want(reader.node.tops[0], "diff", layout), route
 
     def _finish(
-        self, works: list[Work], fresh: Fresh, lent: Collection[tuple[int, str]] = ()
+        self,
+        works: list[Work],
+        fresh: Fresh,
+        lent: Collection[tuple[int, str]] = (),
+        carried: Collection[tuple[int, str]] = (),
     ) -> Program:
-        tasks = [task for work in works for task in _cut(work, self)]
+        handed = chains([work.step for work in works], self._homes(carried), self.size_of)
+        tasks: list[Task] = []
+        pieces: dict[Buffer, int] = {}
+        for index, work in enumerate(works):
+            if index not in handed:
+                tasks += _cut(work, self)
+            elif handed[index].first == index:
+                chain = handed[index]
+                pieces[chain.carried] = chain.piece_bytes
+                tasks += _cut_chain(chain, works)
         found, made = first_uses(tasks)
-        placement = place(tasks, self.size_of, self._roots(lent) - found if lent else ())
+        free = self._roots(lent) - found if lent else set()
+        placement = place(tasks, self.size_of, free, pieces)
         spaces = _Spaces()
         for task in tasks:
-            task.accesses = list(self._accesses(task, placement.places, spaces))
+            for part in task.parts:
+                task.accesses += [
+                    access
+                    for access in self._accesses(part, placement.places, pieces, spaces)
+                    if access.writes or not _is_made(access, task.accesses)
+                ]
         ordered, successors, waits = connect(tasks)
         return Program(
             ordered,
@@ -376,6 +399,7 @@ class Lowering:
             fresh,
             found,
             made,
+            carried=pieces,
         )
 
     @property
@@ -390,23 +414,32 @@ class Lowering:
         What layers keep from forward to backward is lent with the values of blobs, without which
         no backward pass can follow.
         """
+        roots = self._homes(lent)
+        if any(kind == "data" for _, kind in lent):
+            roots |= {s for planned in self.assembly.layers for s in planned.states.values()}
+        return roots
+
+    def _homes(self, entries: Collection[tuple[int, str]]) -> set[Buffer]:
+        """Return the memory of these blobs and kinds, which no other blob has a part in."""
         roots: dict[bool, set[Buffer]] = {True: set(), False: set()}
         for index, blob in enumerate(self.assembly.blobs):
             for (kind, _), home in blob.homes.items():
-                roots[(index, kind) in lent].add(root(home))
-        if any(kind == "data" for _, kind in lent):
-            roots[True] |= {s for planned in self.assembly.layers for s in planned.states.values()}
+                roots[(index, kind) in entries].add(root(home))
         return roots[True] - roots[False]
 
     def _accesses(
-        self, task: Task, places: Mapping[Buffer, int], spaces: _Spaces
+        self,
+        task: Task,
+        places: Mapping[Buffer, int],
+        carried: Container[Buffer],
+        spaces: _Spaces,
     ) -> Iterator[Access]:
         assert task.step is not None
         for argument in task.step.arguments:
             if not isinstance(argument, Use):
                 continue
             buffer = root(argument.buffer)
-            if buffer.kind == "scratch":
+            if buffer.kind == "scratch" or buffer in carried:
                 continue
             size = self.size_of(buffer)
             start, stop = 0, size
@@ -580,6 +613,27 @@ class _Homes:
         """Return the buffer to write; every other layout of the blob becomes stale."""
         self.fresh[blob, kind] = frozenset({layout})
         return self.home(blob, kind, layout)
+
+
+def _is_made(read: Access, before: Sequence[Access]) -> bool:
+    """Tell whether earlier parts of the same task write what a part of it reads."""
+    return any(
+        made.writes and made.space == read.space
+        for made in before
+        if made.start <= read.start and read.stop <= made.stop
+    )
+
+
+def _cut_chain(chain: Chain, works: Sequence[Work]) -> Iterator[Task]:
+    """Cut the steps of a chain into tasks, each of which goes through all of them."""
+    for piece in range(chain.pieces):
+        parts = []
+        for work in works[chain.first : chain.last + 1]:
+            begin, end = chain.range_of(piece, work.step.extent)
+            name = f"{work.label}[{begin}:{end}]"
+            parts.append(Task(name, work.layer, work.step, begin, end, piece))
+        parts[0].chain = parts[1:]
+        yield parts[0]
 
 
 def _cut(work: Work, lowering: Lowering) -> Iterator[Task]:

@@ -37,6 +37,6 @@ def urgency(tasks: list[Task], successors: list[list[int]]) -> list[int]:
 
 
 def _nanoseconds(task: Task) -> float:
-    if task.step is None:
-        return 0.0
-    return task.step.cost * (task.end - task.begin)
+    return sum(
+        part.step.cost * (part.end - part.begin) for part in task.parts if part.step is not None
+    )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from cgdnn.kernels._jit import Kernel
 from cgdnn.layers._base import Buffer, Candidate, Layer, Step, Use
@@ -80,7 +80,7 @@ def _step_name(task: Task) -> str:
 
 def _chosen(lowering: Lowering, program: Program) -> Iterator[tuple[str, ...]]:
     """Say for every pass that runs anything which candidate runs it."""
-    steps = {_step_name(task) for task in program.tasks}
+    steps = {_step_name(part) for task in program.tasks for part in task.parts}
     for planned, choices in zip(lowering.assembly.layers, lowering.choices, strict=True):
         runs = [which for which in PASSES if f"{planned.node.name}.{which}" in steps]
         for which in runs:
@@ -110,18 +110,14 @@ def _refusal(layer: Layer, candidate: Candidate, chosen: Candidate) -> str | Non
 
 
 def _step_rows(program: Program) -> Iterator[tuple[str, ...]]:
-    tasks = [task for task in program.tasks if task.step is not None]
-    for _, pieces in groupby(tasks, key=lambda task: task.step):
-        first, *others = pieces
-        step = first.step
-        assert step is not None
-        yield (
-            _step_name(first),
-            kernel_name(step),
-            str(step.extent),
-            str(1 + len(others)),
-            ", ".join(_touches(first)),
-        )
+    pieces: dict[Step, list[Task]] = defaultdict(list)
+    for task in program.tasks:
+        for part in task.parts:
+            if part.step is not None:
+                pieces[part.step].append(part)
+    for step, parts in pieces.items():
+        name = _step_name(parts[0])
+        yield name, kernel_name(step), str(step.extent), str(len(parts)), ", ".join(_touches(step))
 
 
 def kernel_name(step: Step) -> str:
@@ -131,11 +127,12 @@ def kernel_name(step: Step) -> str:
     return f"{step.kernel.__name__} (Python)"
 
 
-def _touches(task: Task) -> Iterator[str]:
-    """Say what a task reads (name), writes (>name) and changes (<>name)."""
+def _touches(step: Step) -> Iterator[str]:
+    """Say what a step reads (name), writes (>name) and changes (<>name)."""
     signs = {"read": "", "write": ">", "update": "<>"}
-    for use in uses(task):
-        yield signs[use.mode] + use.buffer.name
+    for use in step.arguments:
+        if isinstance(use, Use):
+            yield signs[use.mode] + use.buffer.name
 
 
 def _tasks(program: Program) -> Iterator[tuple[str, ...]]:
@@ -157,7 +154,8 @@ def _buffers(lowering: Lowering, program: Program) -> list[tuple[str, ...]]:
         elif buffer not in program.places:
             place = "its own"
         else:
-            where = "worker's block" if buffer.kind == "scratch" else "arena"
+            private = buffer.kind == "scratch" or buffer in program.carried
+            where = "worker's block" if private else "arena"
             place = f"{where} + {program.places[buffer]}"
         shape = (buffer.rows, *buffer.shape) if buffer.kind == "partial" else buffer.shape
         rows.append((buffer.name, buffer.kind, shape_text(shape), f"{size:,}", place))

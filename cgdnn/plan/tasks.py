@@ -43,7 +43,15 @@ class Task:
     piece: int = 0
     gate: bool = False
     """Whether it waits for everything before it, and everything after it waits for it."""
+    chain: list[Task] = field(default_factory=list)
+    """What the same worker runs right behind it, on what it hands over (see `Program.carried`)."""
     accesses: list[Access] = field(default_factory=list)
+    """Of the chain, too."""
+
+    @property
+    def parts(self) -> list[Task]:
+        """The task, and what is chained to it."""
+        return [self, *self.chain]
 
 
 @dataclass(eq=False)
@@ -60,8 +68,8 @@ class Program:
     order : list of int
         All tasks, those that go first where several are ready (see `cgdnn.plan.order`).
     places : dict
-        Short-lived or lent buffer -> byte offset in the arena; scratch -> offset in a
-        worker's block.
+        Short-lived or lent buffer -> byte offset in the arena; scratch, and what is carried ->
+        offset in a worker's block.
     arena_bytes, scratch_bytes : int
         Size of the arena, and of one worker's scratch block.
     fresh : dict
@@ -72,6 +80,9 @@ class Program:
         The lent blobs and diffs that no task makes, since no other one reads them.
     spared : set of Buffer
         What absorbed layers would keep for a backward pass of their own.
+    carried : dict
+        Blob that only exists piece by piece, between the parts of a chain -> bytes of the largest
+        piece.
     """
 
     tasks: list[Task]
@@ -86,6 +97,7 @@ class Program:
     made: set[Buffer] = field(default_factory=set)
     unmade: set[Buffer] = field(default_factory=set)
     spared: set[Buffer] = field(default_factory=set)
+    carried: dict[Buffer, int] = field(default_factory=dict)
 
     @cached_property
     def lost(self) -> set[Buffer]:

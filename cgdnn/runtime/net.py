@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -160,6 +161,8 @@ class Net:
             "data": {entry for entry in lendable if entry[1] == "data" and self.phase == "TEST"},
             "diff": {entry for entry in lendable if entry[1] == "diff"},
         }
+        self._carriable = {entry for entry in lendable if entry[1] == "data"}
+        """Values that a run over all layers may hand from layer to layer piece by piece."""
         self._counted = False
         self._programs: dict[tuple[Any, ...], ThreadedRun] = {}
         for index, blob in enumerate(assembly.blobs):
@@ -199,6 +202,7 @@ class Net:
             self._compute_again()
         self._pinned.add((index, kind))
         self._lendable[kind].discard((index, kind))
+        self._carriable.discard((index, kind))
         self._bring_home(index, kind)
         return self._state.array(self.assembly.blobs[index].homes[kind, "nchw"])
 
@@ -212,6 +216,7 @@ class Net:
         They follow from the inputs and the parameters as these are now.
         """
         self._lendable["data"].clear()
+        self._carriable.clear()
         undo = self.remember()
         self.counter -= 1  # the same pass once more
         try:
@@ -410,11 +415,13 @@ class Net:
             self._compute_again()
         counting = self._watching and "backward" in parts
         fresh = {} if whole else {k: v for k, v in self._fresh.items() if v != _NCHW}
-        lendable = set()
+        lendable, carried = set(), set()
         if lend and whole and last == count:
             lendable = self._lendable["diff" if "backward" in parts else "data"]
+            if "backward" in parts or self.phase == "TEST":
+                carried = self._carriable
         key = (
-            *(tuple(parts), first, last, counting, len(lendable)),
+            *(tuple(parts), first, last, counting, len(lendable), len(carried)),
             tuple(sorted(fresh.items(), key=str)),
         )
         with self._running:
@@ -425,6 +432,7 @@ class Net:
                     update=update,
                     fresh=fresh,
                     lent=lendable,
+                    carried=carried,
                     counting=counting,
                 )
                 if not self._state.fits(program):
@@ -503,11 +511,15 @@ class Net:
         raise RunError(f"{task.name}: the task failed with status {status}.")
 
     def _times(self, run: ThreadedRun) -> list[TaskTime]:
-        return [
-            TaskTime(task.name, task.layer, int(begin), int(end), int(worker))
-            for task, (begin, end, worker) in zip(run.program.tasks, run.trace, strict=True)
-            if task.step is not None
-        ]
+        found = []
+        for task, (begin, end, worker) in zip(run.program.tasks, run.trace, strict=True):
+            # The time of a chain is shared out by what its parts were estimated to take.
+            costs = [part.step.cost * (part.end - part.begin) for part in task.parts if part.step]
+            shares = (int(begin + (end - begin) * done / sum(costs)) for done in accumulate(costs))
+            for part, until in zip(task.parts if costs else [], shares, strict=True):
+                found.append(TaskTime(part.name, part.layer, int(begin), until, int(worker)))
+                begin = until
+        return found
 
     def _range(self, start: str | None, end: str | None) -> tuple[int, int]:
         names = [planned.node.name for planned in self.assembly.layers]

@@ -19,6 +19,7 @@ from cgdnn.kernels._jit import Argument as Declared
 from cgdnn.layers._base import Argument, Buffer, Slot, Use
 from cgdnn.plan.buffers import ALIGNMENT, aligned, root
 from cgdnn.plan.tasks import Program, Task
+from cgdnn.runtime.chained import chain_entry, chain_slots
 from cgdnn.runtime.python_task import PythonTasks
 
 Array = npt.NDArray[Any]
@@ -181,24 +182,55 @@ def bind(program: Program, state: State, workers: int) -> BoundProgram:
         assert not isinstance(argument, Use)
         return real_bits(argument) if declared == REAL else int(argument)
 
+    def add_slots(task: Task) -> list[tuple[int, int]]:
+        """Add the slots of a compiled task; return its pointers into what is carried.
+
+        Each is its place, and how far behind the worker's block the whole blob would begin.
+        """
+        step, carried = task.step, list[tuple[int, int]]()
+        assert step is not None
+        assert isinstance(step.kernel, Kernel)
+        for argument, declared in zip(step.arguments, step.kernel.arguments, strict=True):
+            if not isinstance(argument, Use):
+                assert declared in (INT, REAL), (task.name, declared)
+                memory.append(number(task, argument, declared))
+                continue
+            shape = shape_of(argument)
+            assert len(shape) == declared.ndim, (task.name, argument.buffer.name, shape)
+            base = root(argument.buffer)
+            if base in program.carried:
+                size = base.size * state.numpy_type(base).itemsize
+                offset = program.places[base] - size * task.begin // step.extent
+                carried.append((len(memory), offset))
+                memory.append(0)
+            else:
+                memory.append(place_of(argument.buffer))
+            if declared.kind == "scratch":
+                memory.append(stride)
+            memory.extend(shape)
+        return carried
+
     for index, task in enumerate(program.tasks):
-        starts.append(len(memory))
         step = task.step
+        if task.chain:
+            pointers: list[tuple[int, int]] = []
+            kernels: list[tuple[int, int]] = []
+            for part in task.parts:
+                assert part.step is not None
+                assert isinstance(part.step.kernel, Kernel)
+                kernels.append((part.step.kernel.entry(state.dtype), len(memory)))
+                pointers += add_slots(part)
+            starts.append(len(memory))
+            entries.append(chain_entry())
+            block = int(scratch.ctypes.data)
+            memory += chain_slots(block, stride, pointers, kernels, len(memory))
+            continue
+        starts.append(len(memory))
         if step is None:
             entries.append(0)
         elif isinstance(step.kernel, Kernel):
             entries.append(step.kernel.entry(state.dtype))
-            for argument, declared in zip(step.arguments, step.kernel.arguments, strict=True):
-                if isinstance(argument, Use):
-                    shape = shape_of(argument)
-                    assert len(shape) == declared.ndim, (task.name, argument.buffer.name, shape)
-                    memory.append(place_of(argument.buffer))
-                    if declared.kind == "scratch":
-                        memory.append(stride)
-                    memory.extend(shape)
-                else:
-                    assert declared in (INT, REAL), (task.name, declared)
-                    memory.append(number(task, argument, declared))
+            add_slots(task)
         else:
             arguments = [array_of(a) if isinstance(a, Use) else a for a in step.arguments]
             entries.append(python.add(index, step.kernel, arguments))

@@ -1,0 +1,95 @@
+"""Blobs that only exist piece by piece, between the parts of a task."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+
+from cgdnn.plan.check import check
+from cgdnn.proto.cgdnn_pb2 import NetParameter
+from cgdnn.runtime.net import Net
+
+# conv's top is larger than a near cache, and needed by nothing but the pooling.
+NET = """
+layer { name: "in" type: "Input" top: "x" input_param { shape { dim: [10, 3, 40, 40] } } }
+layer { name: "other" type: "Input" top: "y" input_param { shape { dim: [10, 2] } } }
+layer { name: "conv" type: "Convolution" bottom: "x" top: "conv" convolution_param {
+  num_output: 9 kernel_size: 3 pad: 1 weight_filler { type: "xavier" } } }
+layer { name: "pool" type: "Pooling" bottom: "conv" top: "pool" pooling_param {
+  kernel_size: 3 stride: 2 } }
+layer { name: "ip" type: "InnerProduct" bottom: "pool" top: "ip" inner_product_param {
+  num_output: 2 weight_filler { type: "gaussian" std: 0.01 } } }
+layer { name: "loss" type: "EuclideanLoss" bottom: "ip" bottom: "y" top: "loss" }
+"""
+BOTH = ("forward", "backward")
+
+
+def made(threads: int = 2, phase: str = "TRAIN", dtype: str = "float32") -> Net:
+    net = Net(text_format.Parse(NET, NetParameter()), phase, threads=threads, dtype=dtype)
+    rng = np.random.default_rng(0)
+    for name in net.inputs:
+        net.blobs[name].data = rng.standard_normal(net.blobs[name].shape)
+    return net
+
+
+def carried(net: Net) -> list[str]:
+    (program,) = (run.program.program for run in net._programs.values())
+    check(program)
+    return [buffer.name for buffer in program.carried]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("threads", [1, 3, 8])
+def test_same_bits(threads, dtype):
+    kept, chained = made(1, dtype=dtype), made(threads, dtype=dtype)
+    kept.run(BOTH)
+    for _ in range(2):
+        chained.run(BOTH, lend=True)
+    assert carried(kept) == []
+    assert carried(chained) == ["conv"]
+    for name, blobs in kept.params.items():
+        for mine, other in zip(blobs, chained.params[name], strict=True):
+            np.testing.assert_array_equal(mine.diff, other.diff)
+    np.testing.assert_array_equal(kept.blobs["loss"].data, chained.blobs["loss"].data)
+
+
+def test_a_blob_that_is_looked_at_is_kept_from_then_on():
+    kept, net = made(), made()
+    kept.run(BOTH)
+    net.run(BOTH, lend=True)
+    np.testing.assert_array_equal(net.blobs["conv"].data, kept.blobs["conv"].data)
+    net._programs.clear()
+    net.run(BOTH, lend=True)
+    assert carried(net) == []
+
+
+def test_forward_pass_of_the_phase_test():
+    kept, chained = made(phase="TEST"), made(phase="TEST")
+    kept.run(("forward",))
+    chained.run(("forward",), lend=True)
+    assert "conv" in carried(chained)
+    np.testing.assert_array_equal(kept.blobs["loss"].data, chained.blobs["loss"].data)
+
+
+def test_backward_pass_after_a_chained_iteration():
+    kept, net = made(), made()
+    kept.run(BOTH)
+    net.run(BOTH, lend=True)
+    net.clear_param_diffs()
+    net.backward()
+    for name, blobs in kept.params.items():
+        np.testing.assert_array_equal(blobs[0].diff, net.params[name][0].diff, err_msg=name)
+
+
+def test_trace_shares_the_time_of_a_task_out():
+    net = made(threads=1)
+    net.run(BOTH, lend=True)
+    times = net.run(BOTH, lend=True, trace=True)
+    pools = [i for i, time in enumerate(times) if time.name.startswith("pool.forward")]
+    assert len(pools) > 1
+    for i in pools:
+        conv, pool = times[i - 1], times[i]
+        assert conv.name == pool.name.replace("pool", "conv")
+        assert conv.begin < conv.end == pool.begin <= pool.end
+        assert (conv.layer, pool.layer) == (2, 3)
