@@ -16,9 +16,10 @@ from cgdnn.kernels._jit import Kernel
 from cgdnn.layers._base import Buffer, Step, Use
 from cgdnn.plan.buffers import root
 
-_PIECE_BYTES = 256 << 10
-"""Most of a blob that is handed on at a time: with what else the steps use it fills a second cache.
-One that is smaller as a whole is not worth it."""
+_PIECE_BYTES, _MOST_BYTES = 256 << 10, 768 << 10
+"""Of a blob, about as much is handed on at a time: with what else the steps use it stays in a second
+cache. One that is smaller as a whole is not worth it, nor is one that cannot be cut below the most.
+"""
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,8 @@ def chains(
         if last == first or not _hands_on(between, buffer):
             continue
         units, size = gcd(*(step.extent for step in between)), size_of(buffer)
-        together = _PIECE_BYTES * units // size
-        if size > _PIECE_BYTES and together > 0:
-            pieces = -(-units // together)
+        if size > _PIECE_BYTES and size <= _MOST_BYTES * units:
+            pieces = -(-units // max(1, _PIECE_BYTES * units // size))
             chain = Chain(first, last, buffer, units, pieces, -(-units // pieces) * size // units)
             found |= dict.fromkeys(numbers, chain)
     return found

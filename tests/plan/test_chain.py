@@ -10,7 +10,7 @@ from cgdnn.kernels.activation import relu_forward
 from cgdnn.layers._base import BEGIN, END, Buffer, Step, read, read_all, update, write
 from cgdnn.plan.chain import Chain, chains
 
-KIB = 256  # elements
+KIB = 256  # in elements
 BIG = (8, 100 * KIB)
 
 
@@ -66,6 +66,13 @@ def test_each_step_has_one_chain_at_most():
 )
 def test_no_chain(steps, why):
     assert chains(steps, {Y}, size_of) == {}, why
+
+
+def test_pieces_are_as_small_as_steps_can_be_cut():
+    large, huge = (Buffer(name, (8, size * KIB)) for name, size in (("large", 700), ("huge", 800)))
+    found = chains([step(read(X), write(large)), step(read(large), write(Z))], {large}, size_of)
+    assert (found[0].pieces, found[0].piece_bytes) == (8, 700 << 10)
+    assert chains([step(read(X), write(huge)), step(read(huge), write(Z))], {huge}, size_of) == {}
 
 
 def test_no_chain_where_somebody_may_look_or_all_of_it_stays_near():
