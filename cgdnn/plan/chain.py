@@ -17,8 +17,8 @@ from cgdnn.layers._base import Buffer, Step, Use
 from cgdnn.plan.buffers import root
 
 _PIECE_BYTES, _MOST_BYTES = 256 << 10, 768 << 10
-"""Of a blob, about as much is handed on at a time: with what else the steps use it stays in a second
-cache. One that is smaller as a whole is not worth it, nor is one that cannot be cut below the most.
+"""Of a blob, about as much is handed on at a time: with what else the steps use it stays in a
+second cache. One that is smaller as a whole is not worth it, nor one that cannot be cut so far.
 """
 
 
