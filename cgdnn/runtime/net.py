@@ -402,7 +402,8 @@ class Net:
             Let values or diffs that nobody has touched yet reuse each other's memory, where the
             run goes over all layers: the diffs where it has a backward pass, the values and what
             layers keep beside them where it has none in the phase TEST (in TRAIN a backward pass
-            can follow).
+            can follow). Values that no step needs but the one behind may exist piece by piece only;
+            asked for, they are computed again from the parameters as these are then.
         trace : bool
             Return when each task ran.
         """
@@ -705,13 +706,16 @@ class Net:
 
         Blobs from the first layer on (or, where the layer's weights are the cause, those), then
         gradients from the last layer on, then weights: an update may have spoilt these already.
-        Gradients whose memory was reused are passed over.
+        Gradients whose memory was reused are passed over, and so are values where an update may
+        have spoilt the weights to compute them again from.
         """
-        if any(buffer.kind == "data" for buffer in self._lost):
-            self._compute_again()
 
         def bad(buffer: Buffer) -> bool:
             return not np.isfinite(self._state.array(buffer)).all()
+
+        sound = not any(bad(param.data) for param in self.assembly.params)
+        if sound and any(buffer.kind == "data" for buffer in self._lost):
+            self._compute_again()
 
         def bad_blob(planned: PlannedLayer, kind: str) -> str | None:
             # Every layout is looked at: after a run that failed, none is known to be the newest.
@@ -725,12 +729,16 @@ class Net:
         def params(planned: PlannedLayer) -> list[PlannedParam]:
             return [self.assembly.params[index] for index in planned.params]
 
+        cause = None  # weights whose layer's values were not kept: the next bad blob tells
         for planned in self.assembly.layers:
             name = bad_blob(planned, "data")
+            spoilt = next((p.label for p in params(planned) if bad(p.data)), None)
+            if spoilt is not None and cause is None:
+                lost = any(self._is_lost(top, "data") for top in planned.node.tops)
+                if lost or name is not None:
+                    cause = f"{planned.node.label}, weights {spoilt}"
             if name is not None:
-                weights = next((p.label for p in params(planned) if bad(p.data)), None)
-                what = f'blob "{name}"' if weights is None else f"weights {weights}"
-                return f"{planned.node.label}, {what}"
+                return cause or f'{planned.node.label}, blob "{name}"'
         for planned in reversed(self.assembly.layers):
             name = bad_blob(planned, "diff")
             if name is not None:

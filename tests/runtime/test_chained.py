@@ -93,3 +93,18 @@ def test_trace_shares_the_time_of_a_task_out():
         assert conv.name == pool.name.replace("pool", "conv")
         assert conv.begin < conv.end == pool.begin <= pool.end
         assert (conv.layer, pool.layer) == (2, 3)
+
+
+def test_weights_are_found_where_their_values_were_not_kept():
+    net = made()
+    net.run(BOTH, lend=True)
+    assert net.first_non_finite() is None
+    net = made()
+    net.params["conv"][0].data[0, 0, 0, 0] = np.nan
+    net.run(BOTH, lend=True)
+    assert net.first_non_finite() == 'layer "conv" (Convolution), weights conv[0]'
+    net = made()
+    net.run(BOTH, lend=True)
+    net.params["conv"][0].data[...] = np.nan  # as an update can leave them
+    net.params["ip"][0].diff[...] = np.nan
+    assert net.first_non_finite() == 'layer "ip" (InnerProduct), gradient of ip[0]'
