@@ -27,10 +27,13 @@ layer {{ name: "conv1" type: "Convolution" bottom: "x" top: "conv1" convolution_
 layer {{ name: "pool1" type: "Pooling" bottom: "conv1" top: "pool1" pooling_param {{
   kernel_size: 2 stride: 2 }} }}
 layer {{ name: "relu1" type: "ReLU" bottom: "pool1" top: "pool1" }}
-layer {{ name: "conv2" type: "Convolution" bottom: "pool1" top: "conv2" convolution_param {{
+layer {{ name: "norm1" type: "LRN" bottom: "pool1" top: "norm1" lrn_param {{
+  norm_region: WITHIN_CHANNEL local_size: 3 }} }}
+layer {{ name: "conv2" type: "Convolution" bottom: "norm1" top: "conv2" convolution_param {{
   num_output: {lanes()} kernel_size: 5 pad: 2 {FILLER} }} }}
 layer {{ name: "tanh" type: "TanH" bottom: "conv2" top: "tanh" }}
-layer {{ name: "pool2" type: "Pooling" bottom: "tanh" top: "pool2" pooling_param {{
+layer {{ name: "norm2" type: "LRN" bottom: "tanh" top: "norm2" lrn_param {{ local_size: 3 }} }}
+layer {{ name: "pool2" type: "Pooling" bottom: "norm2" top: "pool2" pooling_param {{
   pool: AVE kernel_size: 3 stride: 2 }} }}
 layer {{ name: "conv3" type: "Convolution" bottom: "pool2" top: "conv3" convolution_param {{
   num_output: 5 kernel_size: 3 pad: 1 {FILLER} }} }}
@@ -88,7 +91,8 @@ def test_values_and_gradients(monkeypatch, layout, dtype, exact):
     net = made(monkeypatch, layout, threads=3, **options)
     assert all(pair == (NCHW, NCHW) for pair in works_in(plain).values())
     laned = {name for name, pair in works_in(net).items() if layout in pair}
-    assert laned >= {"pool1", "relu1", "tanh", "pool2"}
+    assert laned >= {"pool1", "relu1", "norm1", "tanh", "pool2"}
+    assert ("norm2" in laned) == (layout == IMAGE_LANE)
     assert ("conv2" in laned) == (layout == IMAGE_LANE or not exact)
     for one in (plain, net):
         one.run(("forward", "backward"))

@@ -7,53 +7,33 @@ def _near(center, half, size):
     return range(max(center - half, 0), min(center + half + 1, size))
 
 
-def _each(x, begin, end):
-    return ((n, *place) for n in range(begin, end) for place in np.ndindex(*x.shape[1:]))
+def _regions(x, within, size):
+    """Yield each place of x (N, C, H, W) with the places that its sum is over."""
+    _, channels, height, width = x.shape
+    for n, c, h, w in np.ndindex(*x.shape):
+        if within:
+            rows, columns = _near(h, size // 2, height), _near(w, size // 2, width)
+            yield (n, c, h, w), [(n, c, i, j) for i in rows for j in columns]
+        else:
+            yield (n, c, h, w), [(n, i, h, w) for i in _near(c, size // 2, channels)]
 
 
-def lrn_across_forward(x, y, s, size, alpha, beta, k, begin, end):
-    for n, c, j in _each(x, begin, end):
-        squares = [float(x[n, i, j]) ** 2 for i in _near(c, size // 2, x.shape[1])]
-        s[n, c, j] = k + alpha / size * sum(squares)
-        y[n, c, j] = x[n, c, j] * s[n, c, j] ** -beta
+def lrn_forward(x, within, size, alpha, beta, k):
+    """Return y and s for x (N, C, H, W)."""
+    y, s = np.zeros(x.shape), np.zeros(x.shape)
+    for place, region in _regions(x, within, size):
+        total = sum(float(x[other]) ** 2 for other in region)
+        s[place] = k + alpha * total / (size * size if within else size)
+        y[place] = x[place] * s[place] ** -beta
+    return y, s
 
 
-def lrn_across_backward(x, y, s, dy, dx, ratio, size, alpha, beta, begin, end):
-    for n, c, j in _each(x, begin, end):
-        # dy_i / dx_c = [i = c] s_c^-beta - 2 alpha beta / size x_i x_c s_i^(-beta - 1)
-        dx[n, c, j] = dy[n, c, j] * s[n, c, j] ** -beta - sum(
-            dy[n, i, j]
-            * 2
-            * alpha
-            * beta
-            / size
-            * x[n, i, j]
-            * x[n, c, j]
-            * s[n, i, j] ** (-beta - 1)
-            for i in _near(c, size // 2, x.shape[1])
+def lrn_backward(x, s, dy, within, size, alpha, beta):
+    """Return dx: dy_i / dx_c = [i = c] s_c^-beta - 2 alpha beta / count x_i x_c s_i^(-beta - 1)."""
+    dx = np.zeros(x.shape)
+    factor = 2 * alpha * beta / (size * size if within else size)
+    for place, region in _regions(x, within, size):
+        dx[place] = dy[place] * s[place] ** -beta - sum(
+            dy[other] * factor * x[other] * x[place] * s[other] ** (-beta - 1) for other in region
         )
-
-
-def lrn_within_forward(x, y, s, squares, size, alpha, beta, begin, end):
-    for n, c, h, w in _each(x, begin, end):
-        rows, columns = _near(h, size // 2, x.shape[2]), _near(w, size // 2, x.shape[3])
-        total = sum(float(x[n, c, i, j]) ** 2 for i in rows for j in columns)
-        s[n, c, h, w] = 1 + alpha * total / size**2
-        y[n, c, h, w] = x[n, c, h, w] * s[n, c, h, w] ** -beta
-
-
-def lrn_within_backward(x, y, s, dy, dx, work, size, alpha, beta, begin, end):
-    for n, c, h, w in _each(x, begin, end):
-        rows, columns = _near(h, size // 2, x.shape[2]), _near(w, size // 2, x.shape[3])
-        dx[n, c, h, w] = dy[n, c, h, w] * s[n, c, h, w] ** -beta - sum(
-            dy[n, c, i, j]
-            * 2
-            * alpha
-            * beta
-            / size**2
-            * x[n, c, i, j]
-            * x[n, c, h, w]
-            * s[n, c, i, j] ** (-beta - 1)
-            for i in rows
-            for j in columns
-        )
+    return dx
