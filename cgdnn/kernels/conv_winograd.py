@@ -338,14 +338,15 @@ def _prefetch(x, pitch, channel, channels, block, shift, patch, part, parts):  #
     row, _, top, bottom = _patches(tile_row, down, patch, shift[0], height)
     column, _, left, right = _patches(tile_column, across, patch, shift[1], width)
     rows, run, planes = bottom - top, right - left, channels // pitch
-    if run == width:
+    if run == width and pitch == 1:
         rows, run = 1, rows * width
-    for plane in range(images * planes * part // parts, images * planes * (part + 1) // parts):
-        i = plane // planes
+    count = images * planes * rows
+    for line in range(count * part // parts, count * (part + 1) // parts):
+        plane = line // rows
+        i, r = plane // planes, top + line - plane * rows
         start = _plane_at(x, image + i, channel + (plane - i * planes) * pitch, pitch)
-        start += ((row + top) * width + column + left) * pitch
-        for r in range(rows):
-            prefetch_run(x, start + r * width * pitch, run * pitch)
+        start += ((row + r) * width + column + left) * pitch
+        prefetch_run(x, start, run * pitch)
 
 
 @kernel(array(4), array(4), INT, INT, INT, scratch(1), INT, INT)
