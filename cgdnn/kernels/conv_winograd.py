@@ -1,10 +1,11 @@
-"""Convolution by Winograd's minimal filtering F(4x4, 3x3) and F(4x4, 5x5), one piece on one core.
+"""Convolution by Winograd's minimal filtering F(m x m, r x r), one piece on one core.
 
-For two spatial axes, stride 1 and dilation 1. An output plane is covered with tiles of 4 x 4, each
-computed from a patch of n x n inputs, n = taps + 3, by the matrices of
-`cgdnn.kernels.winograd_points`. For each of the n * n frequencies the sum over channels is a
-matrix product over tiles; the products need 4 (3x3) or 6.25 (5x5) times fewer multiplications than
-the convolution:
+For two spatial axes, stride 1 and dilation 1. An output plane is covered with tiles of m x m
+outputs, each computed from a patch of n x n inputs, n = m + r - 1 for r x r taps, by the matrices
+of `cgdnn.kernels.winograd_points`. For each of the n * n frequencies the sum over channels is a
+matrix product over tiles. Where tiles fill the plane, F(4x4, 3x3), F(5x5, 3x3) and F(4x4, 5x5) need
+4, 4.6 and 6.25 times fewer multiplications in the products than the convolution; a plane of 13 x 13
+outputs is 16 tiles of 36 products by the first, 9 of 49 by the second.
 
 * forward: V = B^T x B, U = G w G^T, M = V U, y = A^T M A + b;
 * backward_data, whichever has fewer tiles: the forward pass with flipped filters over the input
@@ -18,8 +19,8 @@ in the second cache where it can (see `cgdnn.kernels.winograd_tiles` for its lay
 a step of its own, `winograd_filters`.
 
 Rounding, in float32 against float64, rms over the largest magnitude of the result: about 3e-7 for
-3x3 and 1e-6 for 5x5 (unfolding: 1e-7). A NaN or an infinity in x, w or dy reaches all that depends
-on it, and up to a tile around.
+F(4x4, 3x3), 6e-7 for F(5x5, 3x3) and 1e-6 for F(4x4, 5x5) (unfolding: 1e-7). A NaN or an infinity
+in x, w or dy reaches all that depends on it, and up to a tile around.
 
 See Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR 2016.
 """
@@ -57,6 +58,8 @@ _NEAR_BYTES = 800 << 10
 _PART_BYTES = 6 << 20
 """Part of the third cache that a part of U may fill, in bytes of float32."""
 _FEWEST_TILES, _MOST_TILES = 32, 100
+MOST_SUMMED = 64
+"""Tiles that backward_weights takes together, and a pass that takes a part of an image, at most."""
 
 
 def _lanes() -> int:
@@ -69,7 +72,9 @@ def padded(count: int) -> int:
     return -(-count // _lanes()) * _lanes()
 
 
-def filters_shape(taps: int, group: int, depth: int, columns: int) -> tuple[int, int, int, int]:
+def filters_shape(
+    outputs: int, taps: int, group: int, depth: int, columns: int
+) -> tuple[int, int, int, int]:
     """Return the shape of U: (units, n * n, depth + 1, columns of a unit).
 
     A unit holds some columns of a group. The last row of each matrix is not used; it spreads the
@@ -77,19 +82,20 @@ def filters_shape(taps: int, group: int, depth: int, columns: int) -> tuple[int,
 
     Parameters
     ----------
-    taps, group : int
+    outputs, taps : int
+        One of `VARIANTS`.
+    group : int
     depth, columns : int
         Channels and filters of a group for the forward pass, the other way round for
         backward_data.
     """
     width = min(panel_vectors() * _lanes(), padded(columns))
-    return group * -(-columns // width), (taps + OUTPUTS - 1) ** 2, depth + 1, width
+    return group * -(-columns // width), (taps + outputs - 1) ** 2, depth + 1, width
 
 
-def part_shape(taps: int, depth: int, columns: int) -> tuple[int, int, int]:
+def part_shape(outputs: int, taps: int, depth: int, columns: int) -> tuple[int, int, int]:
     """Return the shape of the part of U that `winograd_products` keeps in scratch."""
-    frequencies = (taps + OUTPUTS - 1) ** 2
-    width = filters_shape(taps, 1, depth, columns)[3]
+    _, frequencies, _, width = filters_shape(outputs, taps, 1, depth, columns)
     rows = _PART_BYTES // (4 * frequencies * width) // _lanes() * _lanes()
     return frequencies, min(max(rows, _lanes()), padded(depth)) + 1, width
 
@@ -105,8 +111,8 @@ class Blocking:
 
     Attributes
     ----------
-    taps : int
-        Size of the kernel on both axes, one of `TAPS`.
+    outputs, taps : int
+        Outputs of a tile, and size of the kernel, on both axes: one of `VARIANTS`.
     channels, filters : int
         Of a group: what the products sum over, and what they give.
     images, down, across : int
@@ -114,6 +120,7 @@ class Blocking:
         more than one, and then a divisor of the batch.
     """
 
+    outputs: int
     taps: int
     channels: int
     filters: int
@@ -124,7 +131,7 @@ class Blocking:
     @property
     def frequencies(self) -> int:
         """Products for a tile."""
-        return (self.taps + OUTPUTS - 1) ** 2
+        return (self.taps + self.outputs - 1) ** 2
 
     @property
     def tiles(self) -> int:
@@ -133,7 +140,7 @@ class Blocking:
 
     def plane_scratch(self) -> int:
         """Return the elements of a plane, or of the gradients of one vector's filters."""
-        rows, columns = (OUTPUTS * count + self.taps - 1 for count in (self.down, self.across))
+        rows, columns = (self.outputs * count + self.taps - 1 for count in (self.down, self.across))
         return max((rows * columns + _lanes()) * _lanes(), filters_scratch(self.taps))
 
     def tiles_scratch(self, channels: int) -> int:
@@ -150,29 +157,44 @@ class Blocking:
 
 
 def choose_blocking(
-    taps: int, channels: int, filters: int, grid: tuple[int, int], images: int
+    outputs: int,
+    taps: int,
+    channels: int,
+    filters: int,
+    grid: tuple[int, int],
+    images: int,
+    limit: int = _MOST_TILES,
 ) -> Blocking:
     """Return the blocking for a batch of images covered with a grid of tiles (rows, columns)."""
-    frequencies = (taps + OUTPUTS - 1) ** 2
+    frequencies = (taps + outputs - 1) ** 2
     weights = 4 * frequencies * padded(channels) * padded(filters)
     tile = 4 * frequencies * (padded(channels) + padded(filters))
-    most = max(_FEWEST_TILES, min(_MOST_TILES, (_NEAR_BYTES - weights) // tile))
-    if weights > _NEAR_BYTES:
-        most = min(_MOST_TILES, max(_FEWEST_TILES, channels // 4))
+    room = _NEAR_BYTES - weights
+    if room < 0:  # U comes from the third cache for each block, and V and M, less than that, too
+        room = 2 * weights // 3
+    most = min(limit, max(_FEWEST_TILES, room // tile))
     rows, columns = grid
     if rows * columns <= most:
         together = min(images, most // (rows * columns))
         together = max(count for count in range(1, together + 1) if images % count == 0)
-        return Blocking(taps, channels, filters, together, *grid)
+        return Blocking(outputs, taps, channels, filters, together, *grid)
+    most = min(most, MOST_SUMMED)
     down = max(1, most // columns)
     down = -(-rows // -(-rows // down))
     across = -(-columns // -(-columns // most))
-    return Blocking(taps, channels, filters, 1, down, across)
+    return Blocking(outputs, taps, channels, filters, 1, down, across)
 
 
-def grid_of(height: int, width: int) -> tuple[int, int]:
-    """Return the rows and columns of tiles that cover a plane."""
-    return -(-height // OUTPUTS), -(-width // OUTPUTS)
+@device
+def grid_of(outputs, height, width):  # type: ignore[no-untyped-def]
+    """Return the rows and columns of tiles of so many outputs that cover a plane."""
+    return (height + outputs - 1) // outputs, (width + outputs - 1) // outputs
+
+
+@device
+def variant_of(outputs, taps):  # type: ignore[no-untyped-def]
+    """Return the index of one of `VARIANTS`."""
+    return taps // 2 - 1 + (outputs - OUTPUTS) * len(TAPS)
 
 
 @device
@@ -187,43 +209,43 @@ def _tile_rows(tiles):  # type: ignore[no-untyped-def]
 @device
 def _block_count(plane, blocking, begin, end):  # type: ignore[no-untyped-def]
     """Return the blocks of the groups [begin, end) of images, with planes of this size."""
-    _, down, across = blocking
-    rows, columns = (plane[0] + OUTPUTS - 1) // OUTPUTS, (plane[1] + OUTPUTS - 1) // OUTPUTS
+    _, down, across, outputs = blocking
+    rows, columns = grid_of(outputs, plane[0], plane[1])
     return (end - begin) * ((rows + down - 1) // down) * ((columns + across - 1) // across)
 
 
 @device
 def _block_at(index, plane, blocking, begin):  # type: ignore[no-untyped-def]
-    """Return first and count of the images, the tile rows and the tile columns of a block."""
-    images, down, across = blocking
-    rows, columns = (plane[0] + OUTPUTS - 1) // OUTPUTS, (plane[1] + OUTPUTS - 1) // OUTPUTS
+    """Return a block: first and count of images, tile rows and tile columns, outputs of a tile."""
+    images, down, across, outputs = blocking
+    rows, columns = grid_of(outputs, plane[0], plane[1])
     row_blocks, column_blocks = (rows + down - 1) // down, (columns + across - 1) // across
     above = index // column_blocks
     image = (begin + above // row_blocks) * images
     row, column = above % row_blocks * down, index % column_blocks * across
     return (
         image, images, row, min(down, rows - row),
-        column, min(across, columns - column),
+        column, min(across, columns - column), outputs,
     )  # fmt: skip
 
 
 @device
-def sides(taps, transposed, pad_h, pad_w):  # type: ignore[no-untyped-def]
+def sides(outputs, taps, transposed, pad_h, pad_w):  # type: ignore[no-untyped-def]
     """Return the kind of the transforms, and for x and for y the shift and the size of patches."""
-    kind = taps // 2 - 1 + transposed * len(TAPS)
+    kind = 2 * variant_of(outputs, taps) + transposed
     around, nothing = (-pad_h, -pad_w), (0, 0)
     if transposed:
-        return kind, nothing, OUTPUTS, around, taps + OUTPUTS - 1
-    return kind, around, taps + OUTPUTS - 1, nothing, OUTPUTS
+        return kind, nothing, outputs, around, taps + outputs - 1
+    return kind, around, taps + outputs - 1, nothing, outputs
 
 
 @device
-def _patches(first, count, patch, shift, size):  # type: ignore[no-untyped-def]
+def _patches(first, count, outputs, patch, shift, size):  # type: ignore[no-untyped-def]
     """Return what some tiles cover on an axis: the first place, the places, those that exist.
 
     What exists is given as its first place among those covered, and the one after its last.
     """
-    start, length = first * OUTPUTS + shift, OUTPUTS * (count - 1) + patch
+    start, length = first * outputs + shift, outputs * (count - 1) + patch
     begin = min(max(0, -start), length)
     return start, length, begin, max(begin, min(length, size - start))
 
@@ -235,7 +257,7 @@ def _image_to_tiles(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Transform the tiles of a block; add each channel's plane to `sums` if `summed` is 1."""
     lanes = lanes_of(x)
-    image, images, _, down, _, across = block
+    image, images, _, down, _, across, _ = block
     for first in range(0, channels, lanes):
         for i in range(images):
             _plane_to_tiles(
@@ -260,9 +282,11 @@ def _plane_to_tiles(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Transform the tiles of a block of `valid` planes of x, one a lane."""
     lanes = lanes_of(x)
-    _, _, tile_row, down, tile_column, across = block
-    row, rows, top, bottom = _patches(tile_row, down, patch, shift[0], x.shape[2])
-    column, columns, left, right = _patches(tile_column, across, patch, shift[1], x.shape[3])
+    _, _, tile_row, down, tile_column, across, outputs = block
+    row, rows, top, bottom = _patches(tile_row, down, outputs, patch, shift[0], x.shape[2])
+    column, columns, left, right = _patches(
+        tile_column, across, outputs, patch, shift[1], x.shape[3]
+    )
     stride = columns * lanes
     start += (row * x.shape[3] + column + left) * pitch
     fill_zero(plane, 0, top * columns)
@@ -279,7 +303,7 @@ def _plane_to_tiles(  # type: ignore[no-untyped-def]
     add_vectors(plane, 0, rows * columns * summed, sums, sums_start * summed)
     for d in range(down):
         tiles_from_plane(
-            plane, d * OUTPUTS * stride, stride,
+            plane, d * outputs * stride, stride,
             v, v_start + d * across * lanes, v_frequency, across, kind,
         )  # fmt: skip
 
@@ -291,7 +315,7 @@ def _tiles_to_image(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Set the part of y that the products of a block give."""
     lanes = lanes_of(y)
-    image, images, _, down, _, across = block
+    image, images, _, down, _, across, _ = block
     for first in range(0, channels, lanes):
         valid = min(lanes, channels - first)
         for i in range(images):
@@ -309,16 +333,18 @@ def _tiles_to_plane(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Set a block of `valid` planes of y, one from each lane."""
     lanes = lanes_of(y)
-    _, _, tile_row, down, tile_column, across = block
-    row, rows, top, bottom = _patches(tile_row, down, patch, shift[0], y.shape[2])
-    column, columns, left, right = _patches(tile_column, across, patch, shift[1], y.shape[3])
+    _, _, tile_row, down, tile_column, across, outputs = block
+    row, rows, top, bottom = _patches(tile_row, down, outputs, patch, shift[0], y.shape[2])
+    column, columns, left, right = _patches(
+        tile_column, across, outputs, patch, shift[1], y.shape[3]
+    )
     stride = columns * lanes
-    overlap = 1 if patch > OUTPUTS else 0
+    overlap = 1 if patch > outputs else 0
     fill_zero(plane, 0, rows * columns * overlap)
     for d in range(down):
         tiles_to_plane(
             m, m_start + d * across * lanes, m_frequency, across,
-            plane, d * OUTPUTS * stride, stride, bias, bias_start, biases, kind,
+            plane, d * outputs * stride, stride, bias, bias_start, biases, kind,
         )  # fmt: skip
     start += (row * y.shape[3] + column + left) * pitch
     for r in range(top, bottom):
@@ -334,9 +360,9 @@ def _tiles_to_plane(  # type: ignore[no-untyped-def]
 def _prefetch(x, pitch, channel, channels, block, shift, patch, part, parts):  # type: ignore[no-untyped-def]
     """Bring a part of what `_image_to_tiles` will read near."""
     height, width = x.shape[2], x.shape[3]
-    image, images, tile_row, down, tile_column, across = block
-    row, _, top, bottom = _patches(tile_row, down, patch, shift[0], height)
-    column, _, left, right = _patches(tile_column, across, patch, shift[1], width)
+    image, images, tile_row, down, tile_column, across, outputs = block
+    row, _, top, bottom = _patches(tile_row, down, outputs, patch, shift[0], height)
+    column, _, left, right = _patches(tile_column, across, outputs, patch, shift[1], width)
     rows, run, planes = bottom - top, right - left, channels // pitch
     if run == width and pitch == 1:
         rows, run = 1, rows * width
@@ -349,15 +375,15 @@ def _prefetch(x, pitch, channel, channels, block, shift, patch, part, parts):  #
         prefetch_run(x, start, run * pitch)
 
 
-@kernel(array(4), array(4), INT, INT, INT, scratch(1), INT, INT)
-def winograd_filters(w, u, group, columns, form, plane, begin, end):  # type: ignore[no-untyped-def]
+@kernel(array(4), array(4), INT, INT, INT, INT, scratch(1), INT, INT)
+def winograd_filters(w, u, outputs, group, columns, form, plane, begin, end):  # type: ignore[no-untyped-def]
     """Make the units [begin, end) of U, the transformed filters.
 
     Parameters
     ----------
     w : array (Co, C / group, taps, taps)
-    u : array (filters_shape(taps, group, depth, columns))
-    group : int
+    u : array (filters_shape(outputs, taps, group, depth, columns))
+    outputs, group : int
     columns : int
         Filters of a group, where `form` is FORWARD, and `depth` the channels of a group; the other
         way round where it is FLIPPED or TRANSPOSED.
@@ -366,14 +392,15 @@ def winograd_filters(w, u, group, columns, form, plane, begin, end):  # type: ig
     """
     for unit in range(begin, end):
         _transform_filters(
-            w, group, columns, form, unit, u.shape[3], 0, u.shape[2] - 1,
+            w, variant_of(outputs, w.shape[2]), group, columns, form, unit, u.shape[3],
+            0, u.shape[2] - 1,
             plane, u, unit * u.shape[1] * u.shape[2] * u.shape[3], u.shape[2] * u.shape[3],
         )  # fmt: skip
 
 
 @device
 def _transform_filters(  # type: ignore[no-untyped-def]
-    w, group, columns, form, unit, width, k_begin, k_end, plane, u, u_start, u_frequency
+    w, variant, group, columns, form, unit, width, k_begin, k_end, plane, u, u_start, u_frequency
 ):
     """Make the rows [k_begin, k_end) of a unit of U, whose rows are `width` apart."""
     lanes = lanes_of(w)
@@ -404,8 +431,7 @@ def _transform_filters(  # type: ignore[no-untyped-def]
                 to_lanes(w, source, area, valid, plane, i * area * lanes, area)
         filters_to_panel(
             plane, first, step, count,
-            u, u_start + (k - k_begin) * width + column - left, width, u_frequency,
-            w.shape[2] // 2 - 1,
+            u, u_start + (k - k_begin) * width + column - left, width, u_frequency, variant,
         )  # fmt: skip
 
 
@@ -419,10 +445,10 @@ def _unit_at(unit, columns, width):  # type: ignore[no-untyped-def]
 
 @kernel(
     array(4), INT, array(4), array(1), INT, array(4), INT, INT, INT, INT, INT, INT, INT, INT, INT,
-    scratch(1), scratch(1), scratch(1), INT, INT,
+    INT, scratch(1), scratch(1), scratch(1), INT, INT,
 )  # fmt: skip
 def conv_winograd(  # type: ignore[no-untyped-def]
-    x, x_pitch, u, b, has_bias, y, y_pitch, group, taps, transposed, pad_h, pad_w,
+    x, x_pitch, u, b, has_bias, y, y_pitch, group, outputs, taps, transposed, pad_h, pad_w,
     images, down, across, plane, v, m, begin, end,
 ):  # fmt: skip
     """Set y for some images: the forward pass, or with another U the data gradient.
@@ -434,12 +460,12 @@ def conv_winograd(  # type: ignore[no-untyped-def]
     x_pitch, y_pitch : int
         What places of a plane are apart: 1; or L where the values lie as [N][C / L][H][W][L], for
         channels of a group that L divides.
-    u : array (filters_shape(taps, group, C / group, Co / group))
+    u : array (filters_shape(outputs, taps, group, C / group, Co / group))
     b : array (Co,)
         Not read unless `has_bias`.
     y : array (N, Co, R, OW)
         dx for a data gradient.
-    group, taps : int
+    group, outputs, taps : int
     transposed : int
         1 for the transposed algorithm, where a block must hold whole images, else 0.
     pad_h, pad_w : int
@@ -456,9 +482,9 @@ def conv_winograd(  # type: ignore[no-untyped-def]
     v_block = _tile_rows(images * down * across) * lanes
     v_frequency = (channels + lanes - 1) // lanes * v_block + _PADDING * lanes
     m_frequency = (filters + lanes - 1) // lanes * v_block + _PADDING * lanes
-    kind, x_shift, x_patch, y_shift, y_patch = sides(taps, transposed, pad_h, pad_w)
+    kind, x_shift, x_patch, y_shift, y_patch = sides(outputs, taps, transposed, pad_h, pad_w)
     covered = (x.shape[2], x.shape[3]) if transposed else (y.shape[2], y.shape[3])
-    blocking = (images, down, across)
+    blocking = (images, down, across, outputs)
     count = _block_count(covered, blocking, begin, end)
     for unit in range(count * group):
         g = unit % group
@@ -525,9 +551,9 @@ def _multiply_unit(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
 
-@kernel(array(4), INT, array(3), INT, INT, INT, INT, INT, INT, scratch(1), INT, INT)
+@kernel(array(4), INT, array(3), INT, INT, INT, INT, INT, INT, INT, scratch(1), INT, INT)
 def winograd_inputs(  # type: ignore[no-untyped-def]
-    x, x_pitch, v, group, taps, transposed, pad_h, pad_w, images, plane, begin, end
+    x, x_pitch, v, group, outputs, taps, transposed, pad_h, pad_w, images, plane, begin, end
 ):
     """Transform the groups [begin, end) of `images` images to V.
 
@@ -539,32 +565,34 @@ def winograd_inputs(  # type: ignore[no-untyped-def]
     ----------
     x : array (N, C, H, W)
     v : array (N / images, group, Blocking.tiles_scratch(C / group))
-    x_pitch, group, taps, transposed, pad_h, pad_w, images
+    x_pitch, group, outputs, taps, transposed, pad_h, pad_w, images
         As in `conv_winograd`; a block holds whole images.
     plane : array
         Scratch; see `Blocking`.
     """
     lanes = lanes_of(x)
     channels = x.shape[1] // group
-    kind, shift, patch, _, _ = sides(taps, transposed, pad_h, pad_w)
+    kind, shift, patch, _, _ = sides(outputs, taps, transposed, pad_h, pad_w)
     rows, columns = x.shape[2], x.shape[3]
     if not transposed:
         rows, columns = rows + 2 * pad_h - taps + 1, columns + 2 * pad_w - taps + 1
-    down, across = (rows + OUTPUTS - 1) // OUTPUTS, (columns + OUTPUTS - 1) // OUTPUTS
+    down, across = grid_of(outputs, rows, columns)
     v_block = _tile_rows(images * down * across) * lanes
     v_frequency = (channels + lanes - 1) // lanes * v_block + _PADDING * lanes
     for index in range(begin, end):
         for g in range(group):
             _image_to_tiles(
                 x, x_pitch, g * channels, channels,
-                (index * images, images, 0, down, 0, across),
+                (index * images, images, 0, down, 0, across, outputs),
                 shift, patch, kind,
                 plane, v, (index * group + g) * v.shape[2], v_block, v_frequency, plane, 0,
             )  # fmt: skip
 
 
-@kernel(array(3), array(4), array(3), INT, INT, INT, INT, scratch(1), scratch(3), INT, INT)
-def winograd_products(v, w, m, group, columns, form, tiles, plane, u, begin, end):  # type: ignore[no-untyped-def]
+@kernel(array(3), array(4), array(3), INT, INT, INT, INT, INT, scratch(1), scratch(3), INT, INT)
+def winograd_products(  # type: ignore[no-untyped-def]
+    v, w, m, outputs, group, columns, form, tiles, plane, u, begin, end
+):
     """Compute the units [begin, end) of M, the products of V and the transformed filters.
 
     Parameters
@@ -572,7 +600,7 @@ def winograd_products(v, w, m, group, columns, form, tiles, plane, u, begin, end
     v : array (blocks, group, Blocking.tiles_scratch(depth))
     w : array (Co, C / group, taps, taps)
     m : array (units, blocks, Blocking.tiles_scratch(columns of a unit))
-    group, columns, form
+    outputs, group, columns, form
         As in `winograd_filters`, of whose units M has as many.
     tiles : int
         Tiles in a block.
@@ -591,8 +619,9 @@ def winograd_products(v, w, m, group, columns, form, tiles, plane, u, begin, end
         for k in range(0, depth, rows):
             k_end = min(k + rows, depth)
             _transform_filters(
-                w, group, columns, form, unit, width, k, k_end, plane, u, 0, (rows + 1) * width
-            )
+                w, variant_of(outputs, w.shape[2]), group, columns, form, unit, width, k, k_end,
+                plane, u, 0, (rows + 1) * width,
+            )  # fmt: skip
             for frequency in range(frequencies):
                 for index in range(v.shape[0]):
                     v_start = (index * group + g) * v.shape[2] + frequency * v_frequency
@@ -607,18 +636,19 @@ def winograd_products(v, w, m, group, columns, form, tiles, plane, u, begin, end
 
 
 @kernel(
-    array(3), array(1), INT, array(4), INT, INT, INT, INT, INT, INT, INT, INT, scratch(1), INT, INT
-)
+    array(3), array(1), INT, array(4), INT, INT, INT, INT, INT, INT, INT, INT, INT, scratch(1),
+    INT, INT,
+)  # fmt: skip
 def winograd_outputs(  # type: ignore[no-untyped-def]
-    m, b, has_bias, y, y_pitch, group, taps, transposed, pad_h, pad_w, images, width, plane,
-    begin, end,
+    m, b, has_bias, y, y_pitch, group, outputs, taps, transposed, pad_h, pad_w, images, width,
+    plane, begin, end,
 ):  # fmt: skip
     """Transform M back to the groups [begin, end) of `images` images.
 
     Parameters
     ----------
     m : array (units, N / images, Blocking.tiles_scratch(width))
-    b, has_bias, y, y_pitch, group, taps, transposed, pad_h, pad_w, images
+    b, has_bias, y, y_pitch, group, outputs, taps, transposed, pad_h, pad_w, images
         As in `conv_winograd`; a block holds whole images.
     width : int
         Columns of a unit.
@@ -627,11 +657,11 @@ def winograd_outputs(  # type: ignore[no-untyped-def]
     """
     lanes = lanes_of(y)
     filters = y.shape[1] // group
-    kind, _, _, shift, patch = sides(taps, transposed, pad_h, pad_w)
+    kind, _, _, shift, patch = sides(outputs, taps, transposed, pad_h, pad_w)
     rows, columns = y.shape[2], y.shape[3]
     if transposed:
         rows, columns = rows + 2 * pad_h - taps + 1, columns + 2 * pad_w - taps + 1
-    down, across = (rows + OUTPUTS - 1) // OUTPUTS, (columns + OUTPUTS - 1) // OUTPUTS
+    down, across = grid_of(outputs, rows, columns)
     block = _tile_rows(images * down * across) * lanes
     m_frequency = (width + lanes - 1) // lanes * block + _PADDING * lanes
     for index in range(begin, end):
@@ -640,19 +670,20 @@ def winograd_outputs(  # type: ignore[no-untyped-def]
             _tiles_to_image(
                 m, (unit * m.shape[1] + index) * m.shape[2], block, m_frequency,
                 g * filters + left, min(width, filters - left),
-                (index * images, images, 0, down, 0, across), shift, patch, kind, plane,
+                (index * images, images, 0, down, 0, across, outputs), shift, patch, kind, plane,
                 b, has_bias, y, y_pitch,
             )  # fmt: skip
 
 
 @kernel(
     array(4), INT, array(4), INT, array(2), array(2), INT, INT, INT, INT, INT, INT, INT, INT, INT,
-    scratch(1), scratch(1), scratch(1), scratch(1), scratch(1),
+    INT, scratch(1), scratch(1), scratch(1), scratch(1), scratch(1),
     INT, REAL, REAL, INT, INT, INT, INT, INT,
 )  # fmt: skip
 def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
-    x, x_pitch, dy, dy_pitch, dw, db, has_bias, group, taps, pad_h, pad_w, images, down, across,
-    together, plane, v, m, du, sums, piece, keep_w, keep_b, unit_begin, unit_end, span, begin, end,
+    x, x_pitch, dy, dy_pitch, dw, db, has_bias, group, outputs, taps, pad_h, pad_w, images, down,
+    across, together, plane, v, m, du, sums, piece, keep_w, keep_b, unit_begin, unit_end, span,
+    begin, end,
 ):  # fmt: skip
     """Set or add to the gradients of some filters from some images.
 
@@ -666,7 +697,7 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
         Row `piece` is written.
     db : array (pieces, Co)
         Likewise; not touched unless `has_bias`.
-    group, taps : int
+    group, outputs, taps : int
     pad_h, pad_w : int
         Zeros around x.
     images, down, across : int
@@ -689,12 +720,12 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
     v_block = _tile_rows(images * down * across) * lanes
     v_frequency = channel_blocks * v_block + _PADDING * lanes
     m_frequency = filter_blocks * v_block + _PADDING * lanes
-    kind, patch = taps // 2 - 1, taps + OUTPUTS - 1
+    variant, patch = variant_of(outputs, taps), taps + outputs - 1
     around, nothing = (-pad_h, -pad_w), (0, 0)
     width = min(panel_columns(x), filter_blocks * lanes)
     du_panel = (channel_blocks * lanes + 1) * width
     du_frequency = (together + width - 1) // width * du_panel
-    blocking, covered = (images, down, across), (dy.shape[2], dy.shape[3])
+    blocking, covered = (images, down, across, outputs), (dy.shape[2], dy.shape[3])
     first = begin * span
     blocks = _block_count(covered, blocking, first, end * span)
     for o in range(unit_begin * together, unit_end * together, together):
@@ -703,11 +734,11 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
         for index in range(blocks):
             block = _block_at(index, covered, blocking, first)
             _image_to_tiles(
-                dy, dy_pitch, o, together, block, nothing, OUTPUTS, kind + len(TAPS),
+                dy, dy_pitch, o, together, block, nothing, outputs, 2 * variant + 1,
                 plane, m, 0, v_block, m_frequency, sums, has_bias,
             )  # fmt: skip
             _image_to_tiles(
-                x, x_pitch, g * channels, channels, block, around, patch, kind,
+                x, x_pitch, g * channels, channels, block, around, patch, 2 * variant,
                 plane, v, 0, v_block, v_frequency, sums, 0,
             )  # fmt: skip
             ahead = _block_at(min(index + 1, blocks - 1), covered, blocking, first)
@@ -717,7 +748,7 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
                     frequency, patch * patch,
                 )  # fmt: skip
                 _prefetch(
-                    dy, dy_pitch, o, together, ahead, nothing, OUTPUTS, frequency, patch * patch
+                    dy, dy_pitch, o, together, ahead, nothing, outputs, frequency, patch * patch
                 )
                 for left in range(0, together, width):
                     multiply_blocks(
@@ -730,7 +761,7 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
                         frequency * m_frequency,
                     )  # fmt: skip
         finish_filters(
-            du, width, du_panel, du_frequency, plane, o, together, channels, taps,
+            du, width, du_panel, du_frequency, variant, plane, o, together, channels, taps,
             dw, piece, 1 if keep_w != 0 else 0,
         )  # fmt: skip
         if has_bias:
@@ -743,7 +774,7 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
 
 @device
 def finish_filters(  # type: ignore[no-untyped-def]
-    du, width, du_panel, du_frequency, plane, o, count, channels, taps, dw, piece, keep
+    du, width, du_panel, du_frequency, variant, plane, o, count, channels, taps, dw, piece, keep
 ):  # fmt: skip
     """Set or add to the gradients of the filters [o, o + count) from dU."""
     lanes = lanes_of(du)
@@ -753,9 +784,7 @@ def finish_filters(  # type: ignore[no-untyped-def]
         start = panel * du_panel + left - panel * width
         for c in range(0, channels, lanes):
             some = min(lanes, channels - c)
-            panel_to_filters(
-                du, start + c * width, width, du_frequency, some, plane, 0, taps // 2 - 1
-            )  # fmt: skip
+            panel_to_filters(du, start + c * width, width, du_frequency, some, plane, 0, variant)
             from_lanes(
                 plane, 0,
                 dw, piece * dw.shape[1] + ((o + left) * channels + c) * area, channels * area,

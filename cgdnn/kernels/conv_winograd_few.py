@@ -14,7 +14,7 @@ See `cgdnn.kernels.conv_winograd` for the algorithm and its rounding.
 from __future__ import annotations
 
 from cgdnn.kernels._jit import INT, array, device, kernel, scratch
-from cgdnn.kernels.conv_winograd import padded
+from cgdnn.kernels.conv_winograd import grid_of, padded, variant_of
 from cgdnn.kernels.relay import fill_zero, from_lanes, to_lanes
 from cgdnn.kernels.vector import lanes_of
 from cgdnn.kernels.winograd_few_tiles import (
@@ -102,8 +102,9 @@ def winograd_few_filters(w, u, plane, begin, end):  # type: ignore[no-untyped-de
             channels * area,
         )  # fmt: skip
         filters_to_panel(
-            plane, 0, lanes, channels, u, k * size, lanes, channels * lanes, w.shape[2] // 2 - 1
-        )
+            plane, 0, lanes, channels, u, k * size, lanes, channels * lanes,
+            variant_of(OUTPUTS, w.shape[2]),
+        )  # fmt: skip
 
 
 @kernel(
@@ -132,7 +133,7 @@ def conv_forward_winograd_few(  # type: ignore[no-untyped-def]
     """
     lanes = lanes_of(x)
     filters, height, width = y.shape[1], y.shape[2], y.shape[3]
-    down = (height + OUTPUTS - 1) // OUTPUTS
+    down, _ = grid_of(OUTPUTS, height, width)
     fill_zero(lines, 0, len(lines) // lanes)
     for n in range(begin, end):
         for top in range(0, down, band):
@@ -171,7 +172,7 @@ def conv_forward_winograd_few_lanes(  # type: ignore[no-untyped-def]
     """
     lanes = lanes_of(x)
     blocks, height, width, pixel = y.shape[1], y.shape[2], y.shape[3], y.shape[4]
-    down = (height + OUTPUTS - 1) // OUTPUTS
+    down, _ = grid_of(OUTPUTS, height, width)
     fill_zero(lines, 0, len(lines) // lanes)
     for n in range(begin, end):
         for top in range(0, down, band):
@@ -197,7 +198,7 @@ def _transform_band(  # type: ignore[no-untyped-def]
     """
     lanes = lanes_of(x)
     channels, height, width = x.shape[1], x.shape[2], x.shape[3]
-    kind = (size - OUTPUTS + 1) // 2 - 1
+    variant = variant_of(OUTPUTS, size - OUTPUTS + 1)
     pitch = (out_width + OUTPUTS - 1) // OUTPUTS + 1
     line = len(lines) // (size + 1)
     groups = (tall * pitch + lanes - 1) // lanes
@@ -205,12 +206,12 @@ def _transform_band(  # type: ignore[no-untyped-def]
         for t in range(tall):
             lines_from_rows(
                 x, (n * channels + c) * height * width, (top + t) * OUTPUTS - pad_h, height, width,
-                lines, t * pitch * OUTPUTS + pad_w, line, size * line, kind,
+                lines, t * pitch * OUTPUTS + pad_w, line, size * line, variant,
             )  # fmt: skip
         for i in range(size):
             tiles_from_line(
                 lines, i * line, groups, v, (c * size + i) * size * lanes,
-                channels * size * size * lanes, kind,
+                channels * size * size * lanes, variant,
             )  # fmt: skip
 
 
@@ -222,7 +223,7 @@ def _outputs_of_row(  # type: ignore[no-untyped-def]
     lanes = lanes_of(v)
     size = u.shape[1]
     channels, weights = u.shape[2] // size, size * u.shape[2]
-    kind = (size - OUTPUTS + 1) // 2 - 1
+    variant = variant_of(OUTPUTS, size - OUTPUTS + 1)
     across = (width + OUTPUTS - 1) // OUTPUTS
     first = 0
     while first < across:
@@ -231,11 +232,11 @@ def _outputs_of_row(  # type: ignore[no-untyped-def]
         count = min(min(_TOGETHER, across - first), lanes - lane)
         columns_of_tiles(
             v, (tile - lane) * weights + lane, count, channels,
-            u, o * weights, columns, 0, kind,
+            u, o * weights, columns, 0, variant,
         )  # fmt: skip
         done = first * OUTPUTS
         outputs_of_columns(
             columns, 0, min(count * OUTPUTS, width - done), b, o, biased,
-            y, y_start + done * y_column, y_row, y_column, rows, kind,
+            y, y_start + done * y_column, y_row, y_column, rows, variant,
         )  # fmt: skip
         first += count

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from cgdnn.kernels._jit import INT, array, device, kernel, scratch
 from cgdnn.kernels.conv_winograd import filters_scratch as gradient_scratch
-from cgdnn.kernels.conv_winograd import finish_filters, grid_of, padded, sides
+from cgdnn.kernels.conv_winograd import finish_filters, grid_of, padded, sides, variant_of
 from cgdnn.kernels.relay import fill_zero, to_lanes
 from cgdnn.kernels.vector import add_sum, lanes_of
 from cgdnn.kernels.winograd_images_tiles import (
@@ -36,7 +36,7 @@ from cgdnn.kernels.winograd_images_tiles import (
     tiles_from_places,
     tiles_to_places,
 )
-from cgdnn.kernels.winograd_points import OUTPUTS, TAPS
+from cgdnn.kernels.winograd_points import OUTPUTS
 from cgdnn.kernels.winograd_tiles import filters_to_panel
 
 _PADDING = 5
@@ -146,7 +146,7 @@ def weights_scratch_of(
     lanes = padded(1)
     panels = -(-padded(filters) // (vectors * lanes))
     rest = max(_left_over(filters, lanes), _left_over(filters, lanes // 2))  # or in float64
-    rows = OUTPUTS * max(1, tiles // grid_of(*plane)[1])
+    rows = OUTPUTS * max(1, tiles // grid_of(OUTPUTS, *plane)[1])
     return (
         gradient_scratch(taps),
         padded(filters) * rows * plane[1] * lanes,
@@ -186,7 +186,8 @@ def winograd_images_filters(w, u, together, plane, begin, end):  # type: ignore[
     area, count = w.shape[2] * w.shape[3], w.shape[0] * w.shape[1]
     for k in range(begin * together, min(end * together, count), lanes):
         to_lanes(w, k * area, area, min(lanes, count - k), plane, 0, area)
-        filters_to_panel(plane, 0, lanes, 1, u, k, 0, u.shape[1], w.shape[2] // 2 - 1)
+        variant = variant_of(OUTPUTS, w.shape[2])
+        filters_to_panel(plane, 0, lanes, 1, u, k, 0, u.shape[1], variant)
 
 
 @kernel(
@@ -223,7 +224,7 @@ def conv_winograd_images(  # type: ignore[no-untyped-def]
     lanes, pitch = lanes_of(x), x.shape[4]
     channels, columns = x.shape[1], y.shape[1]
     u_row, u_k = (1, columns) if transposed else (channels, 1)
-    kind, x_shift, x_patch, y_shift, y_patch = sides(taps, transposed, pad_h, pad_w)
+    kind, x_shift, x_patch, y_shift, y_patch = sides(OUTPUTS, taps, transposed, pad_h, pad_w)
     x_plane, y_plane = (x.shape[2], x.shape[3], pitch), (y.shape[2], y.shape[3], pitch)
     x_size, y_size = x.shape[2] * x.shape[3] * pitch, y.shape[2] * y.shape[3] * pitch
     far = channels * x_size + columns * y_size > _FAR
@@ -265,8 +266,8 @@ def conv_winograd_images(  # type: ignore[no-untyped-def]
 @device
 def _grid(plane):  # type: ignore[no-untyped-def]
     """Return the tiles that cover a plane, and how many are side by side."""
-    across = (plane[1] + OUTPUTS - 1) // OUTPUTS
-    return (plane[0] + OUTPUTS - 1) // OUTPUTS * across, across
+    down, across = grid_of(OUTPUTS, plane[0], plane[1])
+    return down * across, across
 
 
 @device
@@ -376,7 +377,7 @@ def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
     """
     lanes, pitch = lanes_of(x), x.shape[4]
     channels, filters = x.shape[1], dy.shape[1]
-    kind, patch = taps // 2 - 1, taps + OUTPUTS - 1
+    variant, patch = variant_of(OUTPUTS, taps), taps + OUTPUTS - 1
     x_plane, x_size = (x.shape[2], x.shape[3], pitch), x.shape[2] * x.shape[3] * pitch
     dy_plane, dy_size = (dy.shape[2], dy.shape[3], pitch), dy.shape[2] * dy.shape[3] * pitch
     far = channels * x_size + filters * dy_size > _FAR
@@ -410,7 +411,7 @@ def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
                         fetch_places(x, after + x_start, x.shape[3] * pitch, x_rows * far, x_run)
                         _plane_to_tiles(
                             x, (g * channels + c) * x_size + part, x_plane, block,
-                            (-pad_h, -pad_w), patch, kind, v, c * row, lanes, v_frequency,
+                            (-pad_h, -pad_w), patch, 2 * variant, v, c * row, lanes, v_frequency,
                         )  # fmt: skip
                     keep = g - begin * span + part + before + first
                     for left in range(0, blocks, vectors):
@@ -420,7 +421,7 @@ def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
                             start = (left + vector) * height * dy.shape[3] * lanes + image
                             _plane_to_tiles(
                                 lines, start * lanes, (height, dy.shape[3], lanes * lanes),
-                                (first, some, across), (0, 0), OUTPUTS, kind + len(TAPS),
+                                (first, some, across), (0, 0), OUTPUTS, 2 * variant + 1,
                                 m, image * width + vector * lanes, lanes * width, m_frequency,
                             )  # fmt: skip
                         for f in range(patch * patch):
@@ -432,7 +433,7 @@ def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
                     for i in range(rest):
                         _plane_to_tiles(
                             dy, (g * filters + whole + i) * dy_size + part, dy_plane, block,
-                            (0, 0), OUTPUTS, kind + len(TAPS), m, i * row, lanes, rest_frequency,
+                            (0, 0), OUTPUTS, 2 * variant + 1, m, i * row, lanes, rest_frequency,
                         )  # fmt: skip
                     for f in range(patch * patch if rest else 0):
                         multiply_lanes(
@@ -448,7 +449,7 @@ def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
                 du, f * du_frequency + start + c * width,
             )  # fmt: skip
     finish_filters(
-        du, width, du_panel, du_frequency, plane, 0, filters, channels, taps, dw, piece, 0
+        du, width, du_panel, du_frequency, variant, plane, 0, filters, channels, taps, dw, piece, 0
     )
 
 

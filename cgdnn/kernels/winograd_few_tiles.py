@@ -13,11 +13,12 @@ from typing import Any
 
 from cgdnn import machine
 from cgdnn.kernels.vector import Emitter, emitted
-from cgdnn.kernels.winograd_points import OUTPUTS
-from cgdnn.kernels.winograd_tiles import INPUT_MATRICES, OUTPUT_MATRICES, matrix_product
+from cgdnn.kernels.winograd_points import OUTPUTS, TAPS, matrices
+from cgdnn.kernels.winograd_tiles import matrix_product
 
 FEW = 4
 """Channels up to which there is code."""
+_MATRICES = [matrices(OUTPUTS, taps) for taps in TAPS]
 
 
 def _held() -> int:
@@ -30,7 +31,7 @@ def _held() -> int:
 
 @emitted
 def lines_from_rows(  # type: ignore[no-untyped-def]
-    e, x, x_start, first, height, width, lines, start, line, zeros, kind
+    e, x, x_start, first, height, width, lines, start, line, zeros, variant
 ):
     """Transform n rows of a plane along columns: B^T x.
 
@@ -40,9 +41,9 @@ def lines_from_rows(  # type: ignore[no-untyped-def]
     """
     build = e.builder
     x, target, nothing = e.at(x, x_start), e.at(lines, start), e.at(lines, zeros)
-    with e.cases(kind, len(INPUT_MATRICES)) as each:
+    with e.cases(variant, len(_MATRICES)) as each:
         for case in each:
-            matrix = INPUT_MATRICES[case]
+            matrix = _MATRICES[case].input
             rows = []
             for i in range(len(matrix)):
                 number = build.add(first, e.integer(i))
@@ -66,14 +67,14 @@ def _phases(e: Emitter, run: list[Any]) -> list[Any]:
 
 
 @emitted
-def tiles_from_line(e, lines, start, count, v, v_start, group, kind):  # type: ignore[no-untyped-def]
+def tiles_from_line(e, lines, start, count, v, v_start, group, variant):  # type: ignore[no-untyped-def]
     """Transform a line along rows, for `count` vectors of tiles: X B, tiles in lanes.
 
     Column j of tile t is element 4 t + j of the line. Element j of group g of L tiles becomes a
     vector at ``v_start + g * group + j * L``.
     """
     lines, v = e.at(lines, start), e.at(v, v_start)
-    with e.cases(kind, len(INPUT_MATRICES)) as each:
+    with e.cases(variant, len(_MATRICES)) as each:
         for case in each:
             step = e.integer(OUTPUTS * e.lanes)
             with e.sweep(count, (lines, step), (v, group)) as (line, place):
@@ -81,14 +82,14 @@ def tiles_from_line(e, lines, start, count, v, v_start, group, kind):  # type: i
                 for first in (0, OUTPUTS):
                     places = [e.integer(first + i * e.lanes) for i in range(OUTPUTS)]
                     columns += _phases(e, [e.load(e.at(line, place)) for place in places])
-                matrix = INPUT_MATRICES[case]
+                matrix = _MATRICES[case].input
                 for j, value in enumerate(matrix_product(e, matrix, columns[: len(matrix)])):
                     e.store(value, e.at(place, e.integer(j * e.lanes)))
 
 
 @emitted
 def columns_of_tiles(  # type: ignore[no-untyped-def]
-    e, v, v_start, tiles, channels, u, u_start, columns, start, kind
+    e, v, v_start, tiles, channels, u, u_start, columns, start, variant
 ):
     """Compute L filters' outputs for some tiles, transformed back along rows: (sum of V U) A.
 
@@ -97,11 +98,11 @@ def columns_of_tiles(  # type: ignore[no-untyped-def]
     vectors at ``start + (4 t + k) * n * L``.
     """
     build, lanes = e.builder, e.lanes
-    number = build.add(build.mul(kind, e.integer(FEW)), build.sub(channels, e.integer(1)))
+    number = build.add(build.mul(variant, e.integer(FEW)), build.sub(channels, e.integer(1)))
     v, u, columns = e.at(v, v_start), e.at(u, u_start), e.at(columns, start)
-    with e.cases(number, len(OUTPUT_MATRICES) * FEW) as each:
+    with e.cases(number, len(_MATRICES) * FEW) as each:
         for case in each:
-            matrix, depth = OUTPUT_MATRICES[case // FEW], case % FEW + 1
+            matrix, depth = _MATRICES[case // FEW].output, case % FEW + 1
             size = len(matrix[0])
             with e.sweep(
                 e.integer(size),
@@ -131,7 +132,7 @@ def columns_of_tiles(  # type: ignore[no-untyped-def]
 
 @emitted
 def outputs_of_columns(  # type: ignore[no-untyped-def]
-    e, columns, start, count, bias, bias_start, channels, y, y_start, y_row, y_column, rows, kind
+    e, columns, start, count, bias, bias_start, channels, y, y_start, y_row, y_column, rows, variant
 ):
     """Transform columns of tiles back to the first `rows` rows, plus bias: A^T M + bias.
 
@@ -141,9 +142,9 @@ def outputs_of_columns(  # type: ignore[no-untyped-def]
     build, lanes = e.builder, e.lanes
     columns, y = e.at(columns, start), e.at(y, y_start)
     added = e.load(e.at(bias, bias_start), e.first_lanes(channels))
-    with e.cases(kind, len(OUTPUT_MATRICES)) as each:
+    with e.cases(variant, len(_MATRICES)) as each:
         for case in each:
-            matrix = OUTPUT_MATRICES[case]
+            matrix = _MATRICES[case].output
             size = len(matrix[0])
             # A column of ones takes the bias to all rows.
             ones = next((i for i in range(size) if all(row[i] == 1 for row in matrix)), None)

@@ -13,12 +13,14 @@ from typing import Any
 
 from cgdnn import machine
 from cgdnn.kernels.vector import Emitter, emitted
-from cgdnn.kernels.winograd_points import transposed
-from cgdnn.kernels.winograd_tiles import INPUT_MATRICES, OUTPUT_MATRICES, matrix_product
+from cgdnn.kernels.winograd_points import OUTPUTS, TAPS
+from cgdnn.kernels.winograd_tiles import FROM_FREQUENCIES, TO_FREQUENCIES, matrix_product
 
 _FEW_TILES = {2: 6, 1: 6}
 _TILES = {4: 6, 2: 10, 1: 10} if machine.vector_bytes() == 64 else _FEW_TILES
 """Shapes of a product's tile that fit into the registers: most rows for each count of vectors."""
+_KINDS = 2 * len(TAPS)
+"""Kinds of transforms of tiles of `OUTPUTS`, the first ones."""
 
 
 @emitted
@@ -28,16 +30,15 @@ def tiles_from_places(  # type: ignore[no-untyped-def]
     """Transform a patch of places for the products.
 
     Place (i, j) of the patch is at ``start + i * row + j * column`` for i in [top, bottom) and j in
-    [left, right), and zero elsewhere. `kind` is 0 for B^T x B of F(4, 3), 1 of F(4, 5); 2 and 3 for
-    A y A^T of the same. Element f of the result goes to ``v_start + f * v_frequency``.
+    [left, right), and zero elsewhere. `kind` is an index of `TO_FREQUENCIES`, for tiles of
+    `OUTPUTS`. Element f of the result goes to ``v_start + f * v_frequency``.
     """
     build = e.builder
     x, v = e.at(x, start, build.mul(left, column)), e.at(v, v_start)
     columns = build.sub(right, left)
-    kinds = [*INPUT_MATRICES, *map(transposed, OUTPUT_MATRICES)]
-    with e.cases(kind, len(kinds)) as each:
+    with e.cases(kind, _KINDS) as each:
         for case in each:
-            matrix = kinds[case]
+            matrix = TO_FREQUENCIES[case]
             height, width = len(matrix), len(matrix[0])
             between = e.vectors(height * width)
             with build.if_then(build.icmp_signed("<", columns, e.integer(width))):
@@ -83,16 +84,16 @@ def tiles_to_places(  # type: ignore[no-untyped-def]
 ):
     """Transform products back to a patch of places, of which those outside are left out.
 
-    Places as in `tiles_from_places`. `kind` is 0 for A^T m A of F(4, 3), 1 of F(4, 5): the patch is
-    set to the result plus the bias. It is 2 and 3 for B m B^T of the same, which is added to.
+    Places as in `tiles_from_places`. `kind` is an index of `FROM_FREQUENCIES`, for tiles of
+    `OUTPUTS`. Patches that do not overlap are set to the result plus the bias, others are added to.
     """
     build = e.builder
     m, y = e.at(m, m_start), e.at(y, start, build.mul(top, row))
     added = e.splat(bias)
-    kinds = [*OUTPUT_MATRICES, *map(transposed, INPUT_MATRICES)]
-    with e.cases(kind, len(kinds)) as each:
+    with e.cases(kind, _KINDS) as each:
         for case in each:
-            matrix, overlap = kinds[case], case >= len(OUTPUT_MATRICES)
+            matrix = FROM_FREQUENCIES[case]
+            overlap = len(matrix) > OUTPUTS
             height, width = len(matrix), len(matrix[0])
             between = e.vectors(height * width)
             line = build.mul(m_frequency, e.integer(width))

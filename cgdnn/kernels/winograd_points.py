@@ -1,14 +1,15 @@
-"""Matrices of Winograd's minimal filtering F(4, r), by the Cook-Toom construction.
+"""Matrices of Winograd's minimal filtering F(m, r), by the Cook-Toom construction.
 
-Four outputs of a correlation with r taps come from n = r + 3 products::
+m outputs of a correlation with r taps come from n = m + r - 1 products::
 
-    y = A^T [(G g) * (B^T d)]        d: n inputs, g: r taps, y: 4 outputs
+    y = A^T [(G g) * (B^T d)]        d: n inputs, g: r taps, y: m outputs
 
-and, one matrix on each side of a tile, 4 x 4 outputs from n x n products. The construction
+and, one matrix on each side of a tile, m x m outputs from n x n products. The construction
 evaluates polynomials at n - 1 points and at infinity. Which points decides the rounding error: the
-ones here had the smallest of all sets {0, +-p, +-q, ...} with p, q, ... up to 2 that were tried
-(rms error of a float32 tile over the largest output, 32 channels: r = 3: 1.6e-7 against 3.3e-7
-for the usual 0, +-1, +-2; r = 5: 5.8e-7).
+ones here had the smallest of all sets {+-p, +-q, ...}, with 0 where their number is to be odd, with
+p, q, ... up to 3 that were tried (rms error of a float32 tile over the largest output, 32 channels:
+F(4, 3): 1.6e-7 against 3.3e-7 for the usual 0, +-1, +-2; F(4, 5): 5.8e-7; F(5, 3): 2.5e-7 against
+4.1e-7 for 0, +-1, +-2, 1/2).
 
 See Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR 2016; Barabasz et al.,
 "Error analysis and improving the accuracy of Winograd convolution", TOMS 2020.
@@ -22,20 +23,21 @@ from math import prod
 
 Matrix = list[list[Fraction]]
 
-OUTPUTS = 4
-"""Outputs of a tile on each axis."""
-
-_POSITIVE_POINTS = {3: ("3/4", "3/2"), 5: ("1", "2", "1/2")}
+_POSITIVE_POINTS = {
+    (4, 3): ("3/4", "3/2"),
+    (4, 5): ("1", "2", "1/2"),
+    (5, 3): ("5/16", "7/8", "7/4"),
+}
 _LARGEST_INPUT_FACTOR = 8
 
 
 @dataclass(frozen=True)
 class Matrices:
-    """The three matrices of F(4, r), exact.
+    """The three matrices of F(m, r), exact.
 
     Attributes
     ----------
-    output : Matrix (4, n)
+    output : Matrix (m, n)
         A^T.
     filter : Matrix (n, r)
         G.
@@ -48,8 +50,12 @@ class Matrices:
     input: Matrix
 
 
-TAPS = tuple(_POSITIVE_POINTS)
-"""Kernel sizes that have a set of points."""
+VARIANTS = tuple(_POSITIVE_POINTS)
+"""Pairs of outputs and taps on an axis that have a set of points."""
+OUTPUTS = 4
+"""Outputs of the tiles that all kernel sizes have."""
+TAPS = tuple(taps for outputs, taps in VARIANTS if outputs == OUTPUTS)
+"""Kernel sizes that have a set of points. Their tiles of `OUTPUTS` are the first variants."""
 
 
 def transposed(matrix: Matrix) -> Matrix:
@@ -57,13 +63,13 @@ def transposed(matrix: Matrix) -> Matrix:
     return [list(column) for column in zip(*matrix, strict=True)]
 
 
-def matrices(taps: int) -> Matrices:
-    """Return the matrices of F(4, taps)."""
-    points = [Fraction(0)]
-    for text in _POSITIVE_POINTS[taps]:
+def matrices(outputs: int, taps: int) -> Matrices:
+    """Return the matrices of F(outputs, taps)."""
+    points = [Fraction(0)] * (outputs + taps & 1)
+    for text in _POSITIVE_POINTS[outputs, taps]:
         points += [Fraction(text), -Fraction(text)]
-    last = OUTPUTS - 1
-    output = [[p**i for p in points] + [Fraction(i == last)] for i in range(OUTPUTS)]
+    last = outputs - 1
+    output = [[p**i for p in points] + [Fraction(i == last)] for i in range(outputs)]
     others = [[q for q in points if q != p] for p in points]
     weights = [
         [p**j / prod(p - q for q in rest) for j in range(taps)]

@@ -17,15 +17,17 @@ from typing import Any
 
 from cgdnn import machine
 from cgdnn.kernels.vector import Emitter, constant, emitted
-from cgdnn.kernels.winograd_points import OUTPUTS, TAPS, Matrix, matrices, transposed
+from cgdnn.kernels.winograd_points import VARIANTS, Matrix, matrices, transposed
 
 _AHEAD = 4
 """Rows of dU that are brought near before they are needed: each is spread over many pages."""
 
-_MATRICES = [matrices(taps) for taps in TAPS]
-INPUT_MATRICES = [m.input for m in _MATRICES]
-OUTPUT_MATRICES = [m.output for m in _MATRICES]
-FILTER_MATRICES = [m.filter for m in _MATRICES]
+_MATRICES = [matrices(*variant) for variant in VARIANTS]
+TO_FREQUENCIES = [matrix for m in _MATRICES for matrix in (m.input, transposed(m.output))]
+"""Kinds of transforms of tiles, two for each variant: B^T x B, and A y A^T of outputs."""
+FROM_FREQUENCIES = [matrix for m in _MATRICES for matrix in (m.output, transposed(m.input))]
+"""The kinds of transforms back: A^T m A, and B m B^T, whose tiles overlap."""
+_FILTERS = [m.filter for m in _MATRICES]
 
 
 def panel_vectors() -> int:
@@ -162,26 +164,29 @@ def prefetch_run(e, x, start, count):  # type: ignore[no-untyped-def]
         e.prefetch(place)
 
 
+def _step_of(kind: int) -> int:
+    """Return the places from one tile to the next."""
+    return VARIANTS[kind // 2][0]
+
+
 @emitted
 def tiles_from_plane(  # type: ignore[no-untyped-def]
     e, plane, start, row, v, v_start, v_frequency, count, kind
 ):
     """Transform `count` tiles, side by side in a plane, for the products.
 
-    `kind` is 0 for B^T x B of F(4, 3), 1 of F(4, 5); 2 and 3 for A y A^T of the same.
+    `kind` is an index of `TO_FREQUENCIES`.
     """
     build = e.builder
     plane, v = e.at(plane, start), e.at(v, v_start)
-    kinds = [*INPUT_MATRICES, *map(transposed, OUTPUT_MATRICES)]
-    with e.cases(kind, len(kinds)) as each:
+    with e.cases(kind, len(TO_FREQUENCIES)) as each:
         for case in each:
-            line = build.mul(v_frequency, e.integer(len(kinds[case])))
+            matrix, step = TO_FREQUENCIES[case], _step_of(case) * e.lanes
+            line = build.mul(v_frequency, e.integer(len(matrix)))
             with e.loop(count) as t:
-                tile = e.at(plane, build.mul(t.index, e.integer(OUTPUTS * e.lanes)))
+                tile = e.at(plane, build.mul(t.index, e.integer(step)))
                 place = e.at(v, build.mul(t.index, e.integer(e.lanes)))
-                _both_sides(
-                    e, kinds[case], (tile, row, e.integer(e.lanes)), (place, line, v_frequency)
-                )
+                _both_sides(e, matrix, (tile, row, e.integer(e.lanes)), (place, line, v_frequency))
 
 
 @emitted
@@ -190,24 +195,23 @@ def tiles_to_plane(  # type: ignore[no-untyped-def]
 ):
     """Transform `count` products back to tiles, side by side in a plane.
 
-    `kind` is 0 for A^T m A of F(4, 3), 1 of F(4, 5): the tiles do not overlap, and are set to the
-    result plus the bias of the first `channels` lanes. It is 2 and 3 for B m B^T of the same: the
-    overlapping tiles are added to, and there is no bias.
+    `kind` is an index of `FROM_FREQUENCIES`. Tiles that do not overlap are set to the result plus
+    the bias of the first `channels` lanes; those that do are added to, and there is no bias.
     """
     build = e.builder
     m, plane = e.at(m, m_start), e.at(plane, start)
     added = e.load(e.at(bias, bias_start), e.first_lanes(channels))
-    kinds = [*OUTPUT_MATRICES, *map(transposed, INPUT_MATRICES)]
-    with e.cases(kind, len(kinds)) as each:
+    with e.cases(kind, len(FROM_FREQUENCIES)) as each:
         for case in each:
-            overlap = case >= len(OUTPUT_MATRICES)
-            line = build.mul(m_frequency, e.integer(len(kinds[case][0])))
+            matrix, step = FROM_FREQUENCIES[case], _step_of(case) * e.lanes
+            overlap = len(matrix) > _step_of(case)
+            line = build.mul(m_frequency, e.integer(len(matrix[0])))
             with e.loop(count) as t:
                 place = e.at(m, build.mul(t.index, e.integer(e.lanes)))
-                tile = e.at(plane, build.mul(t.index, e.integer(OUTPUTS * e.lanes)))
+                tile = e.at(plane, build.mul(t.index, e.integer(step)))
                 _both_sides(
                     e,
-                    kinds[case],
+                    matrix,
                     (place, line, m_frequency),
                     (tile, row, e.integer(e.lanes)),
                     lambda vector, at, overlap=overlap: build.fadd(  # type: ignore[misc]
@@ -218,18 +222,18 @@ def tiles_to_plane(  # type: ignore[no-untyped-def]
 
 @emitted
 def filters_to_panel(  # type: ignore[no-untyped-def]
-    e, plane, start, step, count, u, u_start, u_row, u_frequency, kind
+    e, plane, start, step, count, u, u_start, u_row, u_frequency, variant
 ):
     """Transform `count` filters: G g G^T.
 
     Tap t of filter k is the vector at ``start + k * taps * taps * L + t * step``; its result has
-    element f at ``u_start + k * u_row + f * u_frequency``. `kind` is 0 for F(4, 3), 1 for F(4, 5).
+    element f at ``u_start + k * u_row + f * u_frequency``. `variant` is an index of `VARIANTS`.
     """
     build = e.builder
     plane, u = e.at(plane, start), e.at(u, u_start)
-    with e.cases(kind, len(FILTER_MATRICES)) as each:
+    with e.cases(variant, len(_FILTERS)) as each:
         for case in each:
-            matrix = FILTER_MATRICES[case]
+            matrix = _FILTERS[case]
             taps = len(matrix[0])
             line, u_line = (
                 build.mul(x, e.integer(y)) for x, y in ((step, taps), (u_frequency, len(matrix)))
@@ -242,14 +246,14 @@ def filters_to_panel(  # type: ignore[no-untyped-def]
 
 @emitted
 def panel_to_filters(  # type: ignore[no-untyped-def]
-    e, du, du_start, du_row, du_frequency, count, plane, start, kind
+    e, du, du_start, du_row, du_frequency, count, plane, start, variant
 ):
     """Transform `count` gradients of filters back: G^T du G, to vectors of successive taps."""
     build = e.builder
     du, plane = e.at(du, du_start), e.at(plane, start)
-    with e.cases(kind, len(FILTER_MATRICES)) as each:
+    with e.cases(variant, len(_FILTERS)) as each:
         for case in each:
-            matrix = transposed(FILTER_MATRICES[case])
+            matrix = transposed(_FILTERS[case])
             taps = len(matrix)
             line = build.mul(du_frequency, e.integer(len(matrix[0])))
             with e.loop(count) as k:
@@ -307,7 +311,11 @@ def multiply_blocks(  # type: ignore[no-untyped-def]
     later = e.at(b, ahead)
     a, b, c = e.at(a, a_start), e.at(b, b_start), e.at(c, c_start)
     keeps = build.icmp_signed("!=", keep, e.integer(0))
-    whole, rest = build.sdiv(depth, lanes), build.srem(depth, lanes)
+    # Blocks of the contraction that follow each other are taken as one: each end of a loop may be
+    # mispredicted, which takes as long as two of its rounds.
+    apart = build.icmp_signed("!=", a_ks, build.mul(a_k, lanes))
+    whole = build.select(apart, build.sdiv(depth, lanes), e.integer(0))
+    rest = build.sub(depth, build.mul(whole, lanes))
     b_rows = build.mul(b_row, lanes)
     with e.cases(build.sub(vectors, e.integer(1)), panel_vectors()) as each:
         for case in each:

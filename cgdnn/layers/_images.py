@@ -181,7 +181,7 @@ class WinogradImages(_Images):
     @property
     def _tiles(self) -> int:
         """Tiles of an image."""
-        return prod(grid_of(*self._top[2:4]))
+        return prod(grid_of(OUTPUTS, *self._top[2:4]))
 
     @property
     def stays_near(self) -> bool:

@@ -9,6 +9,7 @@ from math import prod
 from cgdnn.kernels import conv_winograd as kernels
 from cgdnn.kernels import conv_winograd_few as few
 from cgdnn.kernels.winograd_few_tiles import FEW
+from cgdnn.kernels.winograd_points import OUTPUTS, VARIANTS
 from cgdnn.layers._base import (
     BEGIN,
     END,
@@ -28,8 +29,10 @@ from cgdnn.layers._base import (
 from cgdnn.layers._layout import CHANNEL_LANE, lanes, stored_shape
 from cgdnn.layers._partial import add_partials
 
-_PRODUCT, _INPUT, _OUTPUT, _FILTER, _GRADIENT = 0.0042, 0.16, 0.11, 0.2, 0.35
-"""Nanoseconds of a flop in the products, and of an element of V, M, U and dU."""
+_PRODUCT, _FILTER, _GRADIENT = 0.0042, 0.2, 0.35
+"""Nanoseconds of a flop in the products, and of an element of U and dU."""
+_INPUT, _OUTPUT = {4: 0.16, 5: 0.2}, {4: 0.11, 5: 0.14}
+"""Nanoseconds of an element of V and M, by the outputs of a tile on an axis."""
 _RELAY = 0.07
 """Nanoseconds of bringing an element of a blob into lanes, or out of them."""
 _FEW_INPUT, _FEW_PRODUCT, _FEW_INVERSE, _FEW_OUTPUT = 0.07, 0.08, 0.47, 0.08
@@ -41,6 +44,8 @@ _LEAST_PIECES = 4
 """Pieces of the weight gradient below which it is cut over filters rather than images."""
 _LEAST_TOGETHER, _MOST_TOGETHER = 32, 128
 """Filters that such a piece computes."""
+_MOST_SUMS = 5 << 19
+"""Elements of dU beyond which such a piece computes fewer: it is passed through for each block."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ class Winograd:
     def cost(self, which: str) -> float:
         """Return the estimated nanoseconds of a pass on one core."""
         if which == "backward_weights":
-            return self._channels_cost(kernels.FORWARD) + self._filters_cost
+            return self._cost(kernels.FORWARD)
         if which == "forward" and self._has_few:
             return self._few_cost
         return self._cost(self._backward_form() if which == "backward_data" else kernels.FORWARD)
@@ -122,40 +127,61 @@ class Winograd:
     def _backward_form(self) -> int:
         """Return the form of backward_data that takes less time."""
         blocking = self._blocking(kernels.TRANSPOSED)
-        whole = (blocking.down, blocking.across) == self._grid(kernels.TRANSPOSED)
+        whole = (blocking.down, blocking.across) == self._grid(kernels.TRANSPOSED, blocking.outputs)
         faster = self._cost(kernels.TRANSPOSED) < self._cost(kernels.FLIPPED)
         return kernels.TRANSPOSED if whole and faster else kernels.FLIPPED
 
-    def _grid(self, form: int) -> tuple[int, int]:
-        """Return the rows and columns of tiles of an image."""
-        return kernels.grid_of(*(self.x if form == kernels.FLIPPED else self.y)[2:])
+    def _grid(self, form: int, outputs: int) -> tuple[int, int]:
+        """Return the rows and columns of tiles of so many outputs on an axis, of an image."""
+        rows, columns = kernels.grid_of(
+            outputs, *(self.x if form == kernels.FLIPPED else self.y)[2:]
+        )
+        return rows, columns
 
-    def _tiles(self, form: int) -> int:
+    def _tiles(self, form: int, outputs: int) -> int:
         """Return the tiles of all images."""
-        return self.x[0] * prod(self._grid(form))
+        return self.x[0] * prod(self._grid(form, outputs))
 
     def _blocking(self, form: int) -> kernels.Blocking:
+        """Return the blocking of the tiles that take the least time."""
         depth, columns = self.w[1], self.filters
         if form != kernels.FORWARD:
             depth, columns = columns, depth
-        return kernels.choose_blocking(self.taps, depth, columns, self._grid(form), self.x[0])
+        blockings = (
+            kernels.choose_blocking(
+                outputs, taps, depth, columns, self._grid(form, outputs), self.x[0]
+            )
+            for outputs, taps in VARIANTS
+            if taps == self.taps
+        )
+        return min(blockings, key=lambda blocking: self._cost_of(form, blocking))
+
+    @property
+    def _summing(self) -> kernels.Blocking:
+        """The blocking of backward_weights."""
+        blocking = self._blocking(kernels.FORWARD)
+        grid = self._grid(kernels.FORWARD, blocking.outputs)
+        return kernels.choose_blocking(
+            blocking.outputs, self.taps, blocking.channels, blocking.filters, grid, self.x[0],
+            kernels.MOST_SUMMED,
+        )  # fmt: skip
 
     def _cost(self, form: int) -> float:
         """Return the estimated nanoseconds of a pass on one core."""
-        return self._channels_cost(form) + self._filters_cost
+        return self._cost_of(form, self._blocking(form))
 
-    def _channels_cost(self, form: int) -> float:
-        """Return the same without those for U."""
-        blocking = self._blocking(form)
+    def _cost_of(self, form: int, blocking: kernels.Blocking) -> float:
+        """Return the same with a blocking."""
+        weights = self.group * blocking.channels * kernels.padded(blocking.filters)
+        return self._channels_cost(form, blocking) + _FILTER * blocking.frequencies * weights
+
+    def _channels_cost(self, form: int, blocking: kernels.Blocking) -> float:
+        """Return the same without the nanoseconds for U."""
         inputs, outputs = map(kernels.padded, (blocking.channels, blocking.filters))
-        each = 2 * _PRODUCT * blocking.channels * outputs + _INPUT * inputs + _OUTPUT * outputs
-        return self.group * blocking.frequencies * self._tiles(form) * each
-
-    @property
-    def _filters_cost(self) -> float:
-        """The estimated nanoseconds of transforming the weights."""
-        frequencies = self._blocking(kernels.FORWARD).frequencies
-        return _FILTER * self.group * frequencies * self.w[1] * kernels.padded(self.filters)
+        each = 2 * _PRODUCT * blocking.channels * outputs
+        each += _INPUT[blocking.outputs] * inputs + _OUTPUT[blocking.outputs] * outputs
+        tiles = self._tiles(form, blocking.outputs)
+        return self.group * blocking.frequencies * tiles * each
 
     @property
     def _has_few(self) -> bool:
@@ -168,12 +194,12 @@ class Winograd:
         """The estimated nanoseconds of the forward pass by the kernel for few channels."""
         channels, vectors = self.w[1], kernels.padded(self.filters) / kernels.padded(1)
         each = vectors * (_FEW_PRODUCT * channels + _FEW_INVERSE) + _FEW_INPUT * channels
-        frequencies = self._blocking(kernels.FORWARD).frequencies
-        return self._tiles(kernels.FORWARD) * frequencies * each + _FEW_OUTPUT * prod(self.y)
+        products = self._tiles(kernels.FORWARD, OUTPUTS) * (self.taps + OUTPUTS - 1) ** 2
+        return products * each + _FEW_OUTPUT * prod(self.y)
 
     def _few(self, operands: Operands, pairs: list[tuple[Buffer, Buffer]], bias: Use) -> list[Step]:
         """Return the step that transforms the filters, and one over samples for each pair."""
-        filters, channels, grid = self.w[0], self.w[1], self._grid(kernels.FORWARD)
+        filters, channels, grid = self.w[0], self.w[1], self._grid(kernels.FORWARD, OUTPUTS)
         shape = few.filters_shape(self.taps, channels, filters)
         band = few.band_of(self.taps, channels, grid)
         u = operands.temporary("u", shape)
@@ -216,11 +242,12 @@ class Winograd:
         """Return the steps of the forward pass or of backward_data, for each source and target."""
         blocking = self._blocking(form)
         pads = [self.taps - 1 - pad if form == kernels.FLIPPED else pad for pad in self.pad]
-        geometry: list[Argument] = [self.group, self.taps, int(form == kernels.TRANSPOSED), *pads]
+        geometry: list[Argument] = [self.group, blocking.outputs, self.taps]
+        geometry += [int(form == kernels.TRANSPOSED), *pads]
         shapes = (self.x, self.y) if form == kernels.FORWARD else (self.y, self.x)
         depth, columns = blocking.channels, blocking.filters
-        whole = (blocking.down, blocking.across) == self._grid(form)
-        few = self._tiles(form) * (depth + columns) <= depth * columns
+        whole = (blocking.down, blocking.across) == self._grid(form, blocking.outputs)
+        few = self._tiles(form, blocking.outputs) * (depth + columns) <= depth * columns
         make = self._over_filters if whole and few else self._over_samples
         return make(operands, pairs, shapes, form, geometry, [bias, int(has_bias)])
 
@@ -244,7 +271,7 @@ class Winograd:
         rest: list[Argument] = [*geometry, blocking.images, blocking.down, blocking.across]
         rest += [operands.scratch(f"tiles{i}", (size,)) for i, size in enumerate(sizes)]
         units = self.x[0] // blocking.images
-        cost = self._channels_cost(form)
+        cost = self._channels_cost(form, blocking)
         return [
             transform,
             *(
@@ -270,13 +297,15 @@ class Winograd:
         """Return U, and the step that makes it."""
         blocking = self._blocking(form)
         depth, columns = blocking.channels, blocking.filters
-        shape = kernels.filters_shape(self.taps, self.group, depth, columns)
+        variant = (blocking.outputs, self.taps)
+        shape = kernels.filters_shape(*variant, self.group, depth, columns)
         u = operands.temporary("u", shape)
         step = Step(
             kernels.winograd_filters,
             [
                 read_all(operands.param[0], self.w),
                 write(u),
+                blocking.outputs,
                 self.group,
                 columns,
                 form,
@@ -302,10 +331,11 @@ class Winograd:
         blocking = self._blocking(form)
         depth, columns = blocking.channels, blocking.filters
         groups = self.x[0] // blocking.images
-        units, _, _, width = kernels.filters_shape(self.taps, self.group, depth, columns)
-        frequencies, tiles = blocking.frequencies, self._tiles(form)
+        variant = (blocking.outputs, self.taps)
+        units, _, _, width = kernels.filters_shape(*variant, self.group, depth, columns)
+        frequencies, tiles = blocking.frequencies, self._tiles(form, blocking.outputs)
         plane = operands.scratch("plane", (blocking.plane_scratch(),))
-        part = operands.scratch("u", kernels.part_shape(self.taps, depth, columns))
+        part = operands.scratch("u", kernels.part_shape(*variant, depth, columns))
         product = width * depth * frequencies * (2 * _PRODUCT * tiles + _FILTER)
         steps = []
         for source, target in pairs:
@@ -313,7 +343,7 @@ class Winograd:
             m = operands.temporary("m", (units, groups, blocking.tiles_scratch(width)))
             inputs = [*_blob(read, source, shapes[0]), write(v), *geometry, blocking.images]
             products = [read_all(v), read_all(operands.param[0], self.w), write(m)]
-            numbers: list[Argument] = [self.group, columns, form, blocking.tiles]
+            numbers: list[Argument] = [blocking.outputs, self.group, columns, form, blocking.tiles]
             outputs = [read_all(m), *bias, *_blob(write, target, shapes[1]), *geometry]
             through = tiles * frequencies * self.group / groups
             steps += [
@@ -321,7 +351,7 @@ class Winograd:
                     kernels.winograd_inputs,
                     [*inputs, plane, BEGIN, END],
                     groups,
-                    _INPUT * through * depth,
+                    _INPUT[blocking.outputs] * through * depth,
                 ),
                 Step(
                     kernels.winograd_products,
@@ -333,7 +363,7 @@ class Winograd:
                     kernels.winograd_outputs,
                     [*outputs, blocking.images, width, plane, BEGIN, END],
                     groups,
-                    _OUTPUT * through * columns,
+                    _OUTPUT[blocking.outputs] * through * columns,
                 ),
             ]
         return steps
@@ -341,15 +371,16 @@ class Winograd:
     @property
     def _pieces(self) -> float:
         """Pieces whose transforms from dU to dw take a fifth of the weight gradient's time."""
-        blocking = self._blocking(kernels.FORWARD)
+        blocking = self._summing
         sizes = map(kernels.padded, (blocking.channels, blocking.filters))
         finish = _GRADIENT * self.group * blocking.frequencies * prod(sizes)
-        return self._channels_cost(kernels.FORWARD) / 5 / finish
+        return self._channels_cost(kernels.FORWARD, blocking) / 5 / finish
 
     @property
     def _together(self) -> int:
         """Filters of a group that a piece computes from all samples: a divisor of them."""
-        most = min(_MOST_TOGETHER, max(1, self.filters // 2))
+        near = _MOST_SUMS // (self._summing.frequencies * kernels.padded(self.w[1]))
+        most = min(_MOST_TOGETHER, max(1, self.filters // 2), max(_LEAST_TOGETHER, near))
         return max(count for count in range(1, most + 1) if self.filters % count == 0)
 
     def _by_sample(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
@@ -357,7 +388,7 @@ class Winograd:
         size = prod(self.w)
         sums = [operands.partial("dw", (size,)), operands.partial("db", (self.w[0],))]
         arrays = [*_blob(read, x, self.x), *_blob(read, dy, self.y), *map(row, sums)]
-        groups = self.x[0] // self._blocking(kernels.FORWARD).images
+        groups = self.x[0] // self._summing.images
         most = max(_LEAST_PIECES, int(self._pieces))
         pieces = max(
             count for count in range(1, groups + 1) if groups % count == 0 and count <= most
@@ -376,7 +407,7 @@ class Winograd:
             *_blob(read_all, dy, self.y),
             *(update(diff, (1, diff.size)) for diff in (diffs[0], diffs[-1])),
         ]
-        groups = self.x[0] // self._blocking(kernels.FORWARD).images
+        groups = self.x[0] // self._summing.images
         numbers: list[Argument] = [0, keep[0], keep[-1], BEGIN, END, groups, 0, 1]
         return [self._weights_step(operands, arrays, numbers, self.w[0] // together, together)]
 
@@ -388,7 +419,7 @@ class Winograd:
         extent: int,
         together: int,
     ) -> Step:
-        blocking = self._blocking(kernels.FORWARD)
+        blocking = self._summing
         lengths = {
             "plane": blocking.plane_scratch(),
             "v": blocking.tiles_scratch(blocking.channels),
@@ -402,6 +433,7 @@ class Winograd:
                 *arrays,
                 int(self.bias and operands.learn[-1]),
                 self.group,
+                blocking.outputs,
                 self.taps,
                 *self.pad,
                 blocking.images,
@@ -412,7 +444,7 @@ class Winograd:
                 *numbers,
             ],
             extent,
-            self._channels_cost(kernels.FORWARD) / extent,
+            self._channels_cost(kernels.FORWARD, blocking) / extent,
         )
 
 

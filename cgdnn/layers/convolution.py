@@ -341,7 +341,8 @@ class Convolution(Layer):
 
     def _winograd_layouts(self) -> tuple[Pair, ...]:
         """Return the pairs of layouts that Winograd's algorithm serves with channels in lanes."""
-        if len(self._axes) != 2 or self.bottom_shapes[0] != self._bottom_shape:
+        plain = len(self._axes) != 2 or self.bottom_shapes[0] != self._bottom_shape
+        if plain or self._weight_view[2] not in TAPS:
             return ((NCHW, NCHW),)
         whole = self._winograd().whole_vectors
         below, above = ((NCHW, CHANNEL_LANE) if full else (NCHW,) for full in whole)

@@ -3,6 +3,7 @@ import pytest
 
 from cgdnn.kernels import conv_winograd
 from cgdnn.kernels import conv_winograd_few as kernels
+from cgdnn.kernels.winograd_points import OUTPUTS
 from tests.kernels.test_conv_winograd import Case, near
 
 # channels, filters, image, taps, pad, images, group
@@ -32,7 +33,7 @@ def forward(case, bias=0, band=None, pieces=1, in_lanes=False):
         kernels.winograd_few_filters(case.w, u, plane, *units)
     lanes = conv_winograd.padded(1)
     images, filters, height, width = case.dy.shape
-    grid = conv_winograd.grid_of(height, width)
+    grid = conv_winograd.grid_of(OUTPUTS, height, width)
     band = band or kernels.band_of(case.taps, case.channels, grid)
     sizes = kernels.scratch_of(case.taps, case.channels, band, grid[1], case.x.shape[3])
     kernel = kernels.conv_forward_winograd_few

@@ -3,7 +3,7 @@ import pytest
 
 from cgdnn.kernels import conv_winograd
 from cgdnn.kernels import conv_winograd_images as kernels
-from cgdnn.kernels.winograd_points import matrices
+from cgdnn.kernels.winograd_points import OUTPUTS, matrices
 from tests.kernels.test_conv_winograd import SHAPES, Case
 
 GROUPS = 3
@@ -57,7 +57,7 @@ def filters(case, pieces=1):
 def product(case, form, bias=0, pieces=1, blocking=None):
     """Return y, or dx, as the kernel gives it in so many pieces."""
     x, y = (case.x, case.dy) if form == FORWARD else (case.dy, case.x)
-    tiles = np.prod(conv_winograd.grid_of(*case.dy.shape[2:]))
+    tiles = np.prod(conv_winograd.grid_of(OUTPUTS, *case.dy.shape[2:]))
     if blocking is None:
         blocking = kernels.choose_blocking(case.taps, x.shape[1], y.shape[1], int(tiles))
     result = to_lanes(np.full_like(y, np.nan))
@@ -74,7 +74,7 @@ def product(case, form, bias=0, pieces=1, blocking=None):
 
 def weights(case, dw, db, piece, spans, blocking=None):
     """Set a row of dw and db from some of three spans of groups."""
-    tiles = int(np.prod(conv_winograd.grid_of(*case.dy.shape[2:])))
+    tiles = int(np.prod(conv_winograd.grid_of(OUTPUTS, *case.dy.shape[2:])))
     blocking = blocking or kernels.choose_weights_blocking(case.taps, case.filters, tiles)
     scratch = kernels.weights_scratch_of(
         case.taps, case.channels, case.filters, case.dy.shape[2:], blocking
@@ -89,7 +89,7 @@ def weights(case, dw, db, piece, spans, blocking=None):
 def test_filters(dtype):
     case = batch_case("lenet2", dtype)
     count = case.filters * case.channels
-    g = np.array(matrices(5).filter, np.float64)
+    g = np.array(matrices(OUTPUTS, 5).filter, np.float64)
     want = np.einsum("ia,ocab,jb->ijoc", g, case.w, g).reshape(64, count)
     for pieces in (1, 3):
         near(filters(case, pieces)[:, :count], want)

@@ -5,6 +5,7 @@ import pytest
 from google.protobuf import text_format
 
 from cgdnn.errors import DescriptionError
+from cgdnn.kernels.conv_winograd import FLIPPED, FORWARD, TRANSPOSED
 from cgdnn.layers import _winograd, convolution
 from cgdnn.proto.cgdnn_pb2 import NetParameter
 from cgdnn.runtime.net import Net
@@ -101,6 +102,14 @@ def test_winograd_is_chosen_for_wide_layers_in_every_pass():
         assert names <= {"winograd", "winograd_images"}
         exact = chosen(fields, shape, exact=True)[0]
         assert not any("winograd" in candidate.name for candidate in exact.values())
+
+
+@pytest.mark.parametrize(("size", "outputs"), [(5, 5), (7, 4), (13, 5), (14, 5), (28, 4), (56, 4)])
+def test_winograd_takes_the_tiles_that_cover_a_plane_best(size, outputs):
+    winograd = chosen("64 kernel_size: 3 pad: 1", (8, 64, size, size))[1]._winograd()
+    for form in (FORWARD, FLIPPED, TRANSPOSED):
+        assert winograd._blocking(form).outputs == outputs
+    assert winograd._summing.outputs == outputs
 
 
 def test_winograd_is_chosen_for_colour_images():
