@@ -59,7 +59,7 @@ def _touches(assembly: Assembly) -> Iterator[tuple[int, _Touch]]:
             for top in planned.node.tops:
                 yield top, _Touch(index, which, "data", 1, False)
                 yield top, _Touch(index, which, "diff", 1, False, routed=False)
-            if planned.reader is not None:
+            if planned.reader is not None and layers[planned.reader].node.tops:
                 pooled = layers[planned.reader].node.tops[0]
                 yield pooled, _Touch(index, which, "diff", 1, False, routed=True)
             if which == "backward_data":
