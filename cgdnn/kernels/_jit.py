@@ -65,6 +65,12 @@ Without its own error model such a function would test every divisor for zero.
 """
 
 
+def generated_device(function: Callable[..., Any], name: str) -> Any:
+    """Return a generated function as a `device`, under a name of its own: code is linked by it."""
+    function.__name__ = function.__qualname__ = name
+    return device(function)
+
+
 @dataclass(frozen=True)
 class Argument:
     """The declared type of one kernel argument; `dtype` "real" means the run's type."""

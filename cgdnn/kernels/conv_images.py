@@ -20,17 +20,19 @@ vectors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from math import prod
 from typing import Any
 
 from llvmlite import ir
 
 from cgdnn import machine
 from cgdnn.kernels._jit import INT, Kernel, array, kernel
+from cgdnn.kernels.reorder import PLACE
 from cgdnn.kernels.stencil import Side, Window
 from cgdnn.kernels.vector import Emitter, emitted, lanes_of
 
@@ -52,11 +54,6 @@ _FETCH = 0.5
 """Nanoseconds in which a vector comes from the second cache."""
 
 
-def images_together() -> int:
-    """Return the images of a group: L, the lanes of a vector of float32."""
-    return machine.vector_bytes() // 4
-
-
 def _registers() -> int:
     return 32 if machine.vector_bytes() == 64 else 16
 
@@ -71,6 +68,12 @@ def _counted(parts: list[int]) -> list[tuple[int, int, int]]:
     """Return where parts of each size begin, the size, and how many they are."""
     sizes = sorted(set(parts), reverse=True)
     return [(sum(p for p in parts if p > size), size, parts.count(size)) for size in sizes]
+
+
+def _combined(shares: Iterable[list[int]]) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield each combination of sizes, one of every axis, and how often it comes."""
+    for sizes in product(*map(_counted, shares)):
+        yield tuple(size for _, size, _ in sizes), prod(count for _, _, count in sizes)
 
 
 @dataclass(frozen=True)
@@ -161,9 +164,10 @@ def _output_tile(outputs: int, columns: int) -> tuple[int, int]:
     """Return how many pixels and filters a tile should have at most."""
 
     def cycles(tile: tuple[int, int]) -> float:
+        shares = map(_shares, (columns, outputs), tile)
         return sum(
-            max(p * f / 2, (p + f) / 2, _LATENCY) + 0.5
-            for p, f in product(_shares(columns, tile[0]), _shares(outputs, tile[1]))
+            count * (max(p * f / 2, (p + f) / 2, _LATENCY) + 0.5)
+            for (p, f), count in _combined(shares)
         )
 
     tiles = product(range(1, _MOST_PIXELS + 1), range(1, _MOST_FILTERS + 1))
@@ -173,7 +177,7 @@ def _output_tile(outputs: int, columns: int) -> tuple[int, int]:
 
 def _band(window: Window) -> int:
     """Return the rows of outputs that are computed before others, for all filters."""
-    row = window.channels * window.columns.size * images_together()
+    row = window.channels * window.columns.size * PLACE
     most = max(1, _HELD_ELEMENTS // row - window.rows.kernel + 1)
     return -(-window.rows.output // -(-window.rows.output // most))
 
@@ -195,7 +199,7 @@ def _outputs(window: Window, step: int) -> Any:
 
     @emitted
     def planes(e, x, x_start, w, b, has_bias, y, y_start):  # type: ignore[no-untyped-def]
-        build, number, place = e.builder, e.integer, images_together()
+        build, number, place = e.builder, e.integer, PLACE
         x, w, y = e.at(x, x_start), e.at(w, number(first_tap)), e.at(y, y_start)
         x_row, y_row = columns.size * place, columns.output * place
         w_row = number(step * columns.kernel)
@@ -327,10 +331,10 @@ def _gradient_tile(window: Window) -> tuple[tuple[int, int, int], int]:
 
     def cycles(tile: tuple[int, int, int, int]) -> float:
         counts = (window.filters, rows.kernel, columns.kernel, columns.output)
-        shares = (_shares(count, most) for count, most in zip(counts, tile, strict=True))
+        shares = map(_shares, counts, tile)
         return sum(
-            max(f * r * k * q / 2, (f * q + r * (k + q - 1)) / 2, _LATENCY * q) + 0.5
-            for f, r, k, q in product(*shares)
+            count * (max(f * r * k * q / 2, (f * q + r * (k + q - 1)) / 2, _LATENCY * q) + 0.5)
+            for (f, r, k, q), count in _combined(shares)
         )
 
     tiles = product(
@@ -382,7 +386,7 @@ def _gradients(window: Window, most: tuple[int, int, int], planes: int, add: Any
 
     @emitted
     def gradients(e, x, dy, places, dw, dw_start, db, db_start, has_bias, begin, end):  # type: ignore[no-untyped-def]
-        build, place = e.builder, images_together()
+        build, place = e.builder, PLACE
         x_group, dy_group = window.channels * plane * place, filters * planes * place
         x = e.at(x, build.mul(begin, e.integer(x_group)))
         dy = e.at(dy, build.mul(begin, e.integer(dy_group)))
@@ -465,7 +469,7 @@ def backward_weights(window: Window) -> Kernel:
     most, together = _gradient_tile(window)
 
     def add(e, sums, block, x, dy, _):  # type: ignore[no-untyped-def]
-        build, number, place = e.builder, e.integer, images_together()
+        build, number, place = e.builder, e.integer, PLACE
         x_row, dy_row = columns.size * place, columns.output * place
         x_0 = e.at(x, number(-rows.pad * x_row - columns.pad * place))
         lines = _runs(rows, [1] * rows.output, block.rows)
@@ -512,8 +516,10 @@ def _routed_tile(window: Window) -> tuple[int, int, int]:
     rows, columns = window.rows.kernel, window.columns.kernel
 
     def cycles(tile: tuple[int, int]) -> float:
-        shares = _shares(rows, tile[0]), _shares(columns, tile[1])
-        return sum(((r + 1) * k + 2 * r * k) / 2 + 4 for r, k in product(*shares))
+        shares = map(_shares, (rows, columns), tile)
+        return sum(
+            count * (((r + 1) * k + 2 * r * k) / 2 + 4) for (r, k), count in _combined(shares)
+        )
 
     tiles = product(range(1, rows + 1), range(1, columns + 1))
     # Registers hold the sums, two rows of selected vectors, and six more.
@@ -543,7 +549,7 @@ def backward_weights_routed(window: Window) -> Kernel:
     down, across = _pooled(rows.output), _pooled(columns.output)
 
     def add(e, sums, block, x, dy, places):  # type: ignore[no-untyped-def]
-        build, number, place = e.builder, e.integer, images_together()
+        build, number, place = e.builder, e.integer, PLACE
         kind = ir.VectorType(ir.IntType(32), e.lanes)
 
         def every(value):  # type: ignore[no-untyped-def]
@@ -611,19 +617,19 @@ def _products(window: Window) -> int:
 
 def outputs_cost(window: Window) -> float:
     """Return the estimated nanoseconds of an image in `forward`, or `backward_data`, on a core."""
-    return _PRODUCT * _products(window) / images_together()
+    return _PRODUCT * _products(window) / PLACE
 
 
 def gradients_cost(window: Window) -> float:
     """Return the estimated nanoseconds of an image in `backward_weights` on one core."""
     outputs = window.rows.output * window.columns.output
     fetched = _FETCH * window.channels * window.filters * outputs
-    return max(_PRODUCT * _products(window), fetched) / images_together()
+    return max(_PRODUCT * _products(window), fetched) / PLACE
 
 
 def routed_cost(window: Window) -> float:
     """Return the estimated nanoseconds of an image in `backward_weights_routed` on one core."""
-    return _ROUTED_PRODUCT * _products(window) / _POOLED**2 / images_together()
+    return _ROUTED_PRODUCT * _products(window) / _POOLED**2 / PLACE
 
 
 def _name(what: str, window: Window) -> str:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from cgdnn import machine
 from cgdnn.kernels._jit import INT, REAL, array, device, kernel, scratch
-from cgdnn.kernels.relay import copy_vectors, fill_zero, from_lanes, to_lanes
+from cgdnn.kernels.relay import copy_vectors, fill_zero, from_lanes, prefetch_run, to_lanes
 from cgdnn.kernels.vector import lanes_of
 from cgdnn.kernels.winograd_points import OUTPUTS, TAPS
 from cgdnn.kernels.winograd_tiles import (
@@ -41,7 +41,6 @@ from cgdnn.kernels.winograd_tiles import (
     panel_columns,
     panel_to_filters,
     panel_vectors,
-    prefetch_run,
     tiles_from_plane,
     tiles_to_plane,
 )

@@ -1,11 +1,10 @@
 """Winograd's algorithm on blobs with images in the lanes of vectors.
 
-A blob is an array (G, C, H, W, L): group g holds the images g * L to g * L + L - 1 (see
-`cgdnn.plan.layout`), and each place of a plane is one vector of float32, or two of float64. Any
-count of channels is as good as another. Patches are read from x and written to y where they lie; of
-those at the edges, what lies outside is taken for zero or left out. Some tiles are taken at a time,
-with all channels of x and some of y, so that V and M stay in the second cache; what the next plane
-needs is brought near meanwhile.
+A blob is an array (G, C, H, W, L): group g holds the images g * L to g * L + L - 1, and each place
+of a plane is one vector of float32, or two of float64. Any count of channels is as good as another.
+Patches are read from x and written to y where they lie; of those at the edges, what lies outside is
+taken for zero or left out. Some tiles are taken at a time, with all channels of x and some of y, so
+that V and M stay in the second cache; what the next plane needs is brought near meanwhile.
 
 * forward: M = U V, scalars times vectors of images;
 * backward_data, by the transposed algorithm: dV = U^T dM;
@@ -53,11 +52,6 @@ _LEAST_FILTERS, _WHOLE_ROWS = 8, 10
 """Channels of y at a time, and a number of them that fills tiles of a product."""
 _MOST_VECTORS = 2
 """Vectors of filters that backward_weights takes at a time."""
-
-
-def images_together() -> int:
-    """Return the images of a group, those of a vector of float32."""
-    return padded(1)
 
 
 def filters_shape(taps: int, filters: int, channels: int) -> tuple[int, int]:
@@ -179,7 +173,7 @@ def winograd_images_filters(w, u, together, plane, begin, end):  # type: ignore[
     u : array (filters_shape(taps, Co, C))
         Element (f, o * C + c) is frequency f of filter o and channel c.
     together : int
-        See `images_together`.
+        Those of a vector of float32.
     plane : array (filters_scratch(taps),)
     """
     lanes = lanes_of(w)

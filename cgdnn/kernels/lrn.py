@@ -19,8 +19,8 @@ from typing import Any
 from llvmlite import ir
 
 from cgdnn import machine
-from cgdnn.kernels._jit import INT, REAL, Kernel, array, device, kernel, scratch
-from cgdnn.kernels.relay import from_lanes, to_lanes
+from cgdnn.kernels._jit import INT, REAL, Kernel, array, device, generated_device, kernel, scratch
+from cgdnn.kernels.relay import from_lanes, prefetch_run, to_lanes
 from cgdnn.kernels.reorder import PLACE
 from cgdnn.kernels.vector import Emitter, emitted, lanes_of
 
@@ -217,20 +217,6 @@ def _clear(e, x, length):  # type: ignore[no-untyped-def]
         e.store(e.zero(), place, mask)
 
 
-@emitted
-def _fetch(e, x, start, count):  # type: ignore[no-untyped-def]
-    """Bring elements of x near: planes lie too far apart for caches to foresee them."""
-    lanes = e.integer(e.lanes)
-    with e.sweep(e.builder.sdiv(count, lanes), (e.at(x, start), lanes)) as (place,):
-        e.prefetch(place)
-
-
-def _device(function: Any, *parts: Any) -> Any:
-    """Return a generated function as one that kernels call, under a name of its own."""
-    function.__name__ = function.__qualname__ = "_".join(map(str, (function.__name__, *parts)))
-    return device(function)
-
-
 @device
 def _ahead(rows, pitch):  # type: ignore[no-untyped-def]
     """Return how many elements ahead is prefetched: so many rows, at least."""
@@ -254,7 +240,7 @@ def _normalize(size: int, squares: bool, usual: bool) -> Any:
             for j in range(length):
                 y[start + j] = x[start + j] * s[j] ** -beta
 
-    return _device(normalize, size, squares, usual)
+    return generated_device(normalize, f"normalize_{size}_{squares}_{usual}")
 
 
 @cache
@@ -277,7 +263,7 @@ def _begin_gradient(size: int, squares: bool, usual: bool) -> Any:
                 scaled[j] = dy[start + j] * s[j] ** -beta
                 ratio[j] = scaled[j] * (factor * x[start + j] / s[j])
 
-    return _device(begin_gradient, size, squares, usual)
+    return generated_device(begin_gradient, f"begin_gradient_{size}_{squares}_{usual}")
 
 
 @cache
@@ -309,7 +295,7 @@ def _forward_rows(across: bool, size: int, usual: bool) -> Any:
                 ahead_x, ahead_y,
             )  # fmt: skip
 
-    return _device(forward_rows, across, size, usual)
+    return generated_device(forward_rows, f"forward_rows_{across}_{size}_{usual}")
 
 
 @cache
@@ -354,7 +340,7 @@ def _backward_rows(across: bool, size: int, usual: bool) -> Any:
                     sum_ratios(ratios, 0, row, size, 0.0, 1.0, sums, half * step, length)
                     subtract(sums, step, x, value, dx, place, length, ahead)
 
-    return _device(backward_rows, across, size, usual)
+    return generated_device(backward_rows, f"backward_rows_{across}_{size}_{usual}")
 
 
 @cache
@@ -477,8 +463,8 @@ def within_forward(size: int, usual: bool) -> Kernel:
         row, weight = width * lanes, alpha / x.dtype.type(size * size)
         for first in range(begin * channels, end * channels, lanes):
             start, count = first * plane, min(end * channels - first, lanes)
-            _fetch(x, start + plane * lanes, plane * lanes)
-            _fetch(y, start + plane * lanes, plane * lanes)
+            prefetch_run(x, start + plane * lanes, plane * lanes)
+            prefetch_run(y, start + plane * lanes, plane * lanes)
             to_lanes(x, start, plane, count, planes[0], 0, plane)
             rows(planes[0], planes[1], 0, row, height, row, work, lanes, 1.0, weight, beta)
             from_lanes(planes[1], 0, y, start, plane, count, plane, 0)
@@ -499,7 +485,7 @@ def within_backward(size: int, usual: bool) -> Kernel:
         for first in range(begin * channels, end * channels, lanes):
             start, count = first * plane, min(end * channels - first, lanes)
             for blob in (x, dy, dx):
-                _fetch(blob, start + plane * lanes, plane * lanes)
+                prefetch_run(blob, start + plane * lanes, plane * lanes)
             to_lanes(x, start, plane, count, planes[0], 0, plane)
             to_lanes(dy, start, plane, count, planes[1], 0, plane)
             rows(

@@ -18,7 +18,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from cgdnn.kernels._jit import INT, Kernel, array, device, kernel, scratch
+from cgdnn.kernels._jit import INT, Kernel, array, generated_device, kernel, scratch
 from cgdnn.kernels.pool import WINDOWS, inside, next_sharing, window_size
 from cgdnn.kernels.reorder import PLACE
 from cgdnn.kernels.vector import Emitter, emitted, lanes_of, sums
@@ -42,12 +42,6 @@ def is_unrolled(size: Size, stride: Size = (1, 1)) -> bool:
 def _name(*sizes: Size | None) -> str:
     """Return what tells generated functions apart: ``3x3_2x2``, or ``any``."""
     return "_".join("any" if size is None else f"{size[0]}x{size[1]}" for size in sizes)
-
-
-def _device(function: Any, name: str) -> Any:
-    """Return a generated function as one that kernels call, under a name of its own."""
-    function.__name__ = function.__qualname__ = name
-    return device(function)
 
 
 def _elements(
@@ -215,7 +209,7 @@ def _forward(maximum: bool, size: Size | None) -> Any:
                             )  # fmt: skip
                             pw += 1
 
-    return _device(pool, f"pool_{_name(size)}_{maximum}")
+    return generated_device(pool, f"pool_{_name(size)}_{maximum}")
 
 
 def _contribution(e: Emitter, total: Any, dy: Any, places: Any, numbers: Any) -> Any:
@@ -317,7 +311,7 @@ def _spread_blocks(size: Size, stride: Size, routed: bool) -> Any:
                     ph, begin, end - begin,
                 )  # fmt: skip
 
-    return _device(spread, f"spread_{_name(size, stride)}_{routed}")
+    return generated_device(spread, f"spread_{_name(size, stride)}_{routed}")
 
 
 def _spread_windows(routed: bool) -> Any:
@@ -364,7 +358,7 @@ def _spread_windows(routed: bool) -> Any:
                 )  # fmt: skip
                 w = until
 
-    return _device(spread, f"spread_any_{routed}")
+    return generated_device(spread, f"spread_any_{routed}")
 
 
 def _spread(size: Size | None, stride: Size | None, routed: bool) -> Any:

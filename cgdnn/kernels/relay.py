@@ -140,10 +140,13 @@ def fill_zero(e, plane, start, count):  # type: ignore[no-untyped-def]
 
 
 @emitted
-def copy_run(e, x, x_start, y, y_start, count):  # type: ignore[no-untyped-def]
-    """Copy `count` elements."""
-    for (source, target), mask in e.along(count, e.at(x, x_start), e.at(y, y_start)):
-        e.store(e.load(source, mask), target, mask)
+def prefetch_run(e, x, start, count):  # type: ignore[no-untyped-def]
+    """Bring `count` elements from `start` on near."""
+    build = e.builder
+    lanes = e.integer(e.lanes)
+    lines = build.sdiv(build.add(count, e.integer(e.lanes - 1)), lanes)
+    with e.sweep(lines, (e.at(x, start), lanes)) as (place,):
+        e.prefetch(place)
 
 
 @emitted

@@ -1,7 +1,7 @@
 """Vector code of Winograd convolution with images in the lanes: tile transforms, products.
 
-A *place* is one position of one channel for L images, a vector; blobs are planes of places (see
-`cgdnn.plan.layout`). Scratch holds vectors frequency by frequency: [n * n][channel][tile][L].
+A *place* is one position of one channel for L images, a vector; blobs are planes of places.
+Scratch holds vectors frequency by frequency: [n * n][channel][tile][L].
 
 All numbers are int64, all offsets and strides are in elements.
 """

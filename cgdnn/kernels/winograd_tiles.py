@@ -154,16 +154,6 @@ def add_vectors(e, plane, start, count, total, total_start):  # type: ignore[no-
     e.store(build.fadd(e.load(total), build.load(partial)), total)
 
 
-@emitted
-def prefetch_run(e, x, start, count):  # type: ignore[no-untyped-def]
-    """Bring `count` elements from `start` on near."""
-    build = e.builder
-    lanes = e.integer(e.lanes)
-    lines = build.sdiv(build.add(count, e.integer(e.lanes - 1)), lanes)
-    with e.sweep(lines, (e.at(x, start), lanes)) as (place,):
-        e.prefetch(place)
-
-
 def _step_of(kind: int) -> int:
     """Return the places from one tile to the next."""
     return VARIANTS[kind // 2][0]

@@ -141,8 +141,8 @@ class DirectImages(_Images):
         """Return the steps that sum the gradients of all bottoms, one bottom after the other."""
         steps: list[Step] = []
         for x, dy in zip(operands.bottom, operands.top_diff, strict=True):
-            gradients = [read(dy, self._top)]
-            steps += self._summed(operands, x, gradients, self.cost("backward_weights"))
+            kernel, cost = direct.backward_weights(self.window), self.cost("backward_weights")
+            steps += self._summed(operands, x, [read(dy, self._top)], kernel, cost)
         return steps
 
     def routed(self, operands: Operands) -> list[Step]:
@@ -151,16 +151,22 @@ class DirectImages(_Images):
         pooled = [-(-side.output // 2) for side in (self.window.rows, self.window.columns)]
         shape = (*self._top[:2], *pooled, lanes())
         gradients = [read(buffer, shape) for buffer in operands.routed]
-        return self._summed(operands, operands.bottom[0], gradients, self.routed_cost)
+        kernel = direct.backward_weights_routed(self.window)
+        return self._summed(operands, operands.bottom[0], gradients, kernel, self.routed_cost)
 
     def _summed(
-        self, operands: Operands, x: Buffer, gradients: Sequence[Use], cost: float
+        self,
+        operands: Operands,
+        x: Buffer,
+        gradients: Sequence[Use],
+        kernel: Kernel,
+        cost: float,
     ) -> list[Step]:
-        make = direct.backward_weights if len(gradients) == 1 else direct.backward_weights_routed
+        """Return the step that writes partial gradients, and those that add them up."""
         sums = self._sums(operands)
         arrays = [read(x, self._bottom), *gradients, *map(row, sums)]
         numbers: list[Argument] = [self._learns_bias(operands), PIECE, BEGIN, END]
-        step = self._step(make(self.window), [*arrays, *numbers], cost)
+        step = self._step(kernel, [*arrays, *numbers], cost)
         return [step, *add_partials(operands, sums)]
 
     def _step(self, kernel: Kernel, arguments: list[Argument], cost: float) -> Step:
@@ -259,10 +265,10 @@ class WinogradImages(_Images):
         arguments: list[Argument] = [
             read_all(operands.param[0], self._weights),
             write_all(u),
-            winograd.images_together(),
+            lanes(),
             operands.scratch("plane", (winograd.filters_scratch(self._taps),)),
             0,
-            -(-filters * channels // winograd.images_together()),
+            -(-filters * channels // lanes()),
         ]
         cost = _FILTER * self._frequencies * padded(filters * channels)
         return u, Step(winograd.winograd_images_filters, arguments, 1, cost)

@@ -7,11 +7,13 @@ are zero) or of L images at one place ("nchwn", [N / L][C][H W][L], where L divi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
+from typing import Any
 
 from cgdnn import machine
 from cgdnn.errors import InternalError
-from cgdnn.layers._base import Pair, Shape
+from cgdnn.layers._base import Candidate, Layer, Operands, Pair, Shape, Step
 
 NCHW = "nchw"
 CHANNEL_LANE = "nchwc"
@@ -46,3 +48,33 @@ def full_layouts(shape: Shape) -> tuple[Pair, ...]:
     axes = {CHANNEL_LANE: 1, IMAGE_LANE: 0} if len(shape) >= 2 else {}
     filled = [layout for layout, axis in axes.items() if shape[axis] % lanes() == 0]
     return tuple((layout, layout) for layout in [NCHW, *filled])
+
+
+def lane_candidates(
+    step: Callable[[Any, Operands, str], Step], refuse: Callable[[Any, str], str | None]
+) -> list[Candidate]:
+    """Return a candidate for each lane layout of a layer that works on planes of vectors.
+
+    Parameters
+    ----------
+    step : callable(layer, Operands, layout) -> Step
+    refuse : callable(layer, layout) -> str or None
+        Why the layer cannot work in a layout, besides images that do not fill the lanes.
+    """
+
+    def candidate(name: str, layout: str) -> Candidate:
+        return Candidate(
+            name,
+            lambda layer, operands: [step(layer, operands, layout)],
+            lambda layer: refuse(layer, layout) or _refuse_unfilled(layer, layout),
+            ((layout, layout),),
+        )
+
+    return [candidate("image_lanes", IMAGE_LANE), candidate("channel_lanes", CHANNEL_LANE)]
+
+
+def _refuse_unfilled(layer: Layer, layout: str) -> str | None:
+    num = layer.bottom_shapes[0][0]
+    if layout == IMAGE_LANE and num % lanes() != 0:
+        return f"{num} images do not fill lanes of {lanes()}"
+    return None

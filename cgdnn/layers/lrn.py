@@ -18,11 +18,8 @@ from cgdnn.layers._base import (
     read,
     write,
 )
-from cgdnn.layers._layout import CHANNEL_LANE, IMAGE_LANE, NCHW, lanes, stored_shape
+from cgdnn.layers._layout import CHANNEL_LANE, NCHW, lane_candidates, stored_shape
 from cgdnn.proto.cgdnn_pb2 import LRNParameter
-
-_IN_LANES = {IMAGE_LANE: "image_lanes", CHANNEL_LANE: "channel_lanes"}
-"""Layout -> the candidate that works in it."""
 
 _COST = {
     (False, False): {"forward": 0.37, "backward_data": 0.6},
@@ -75,21 +72,14 @@ class LRN(Layer):
         plain = super().candidates(which)
         if which == "backward_weights":
             return plain
-        return [*plain, *(self._lane_candidate(which, layout) for layout in _IN_LANES)]
-
-    def _lane_candidate(self, which: str, layout: str) -> Candidate:
-        return Candidate(
-            _IN_LANES[layout],
-            lambda layer, operands: [layer._step(operands, which, layout)],
-            lambda layer: layer._refuse_lanes(layout),
-            layouts=((layout, layout),),
+        in_lanes = lane_candidates(
+            lambda layer, operands, layout: layer._step(operands, which, layout),
+            lambda layer, layout: layer._refuse_lanes(layout),
         )
+        return [*plain, *in_lanes]
 
     def _refuse_lanes(self, layout: str) -> str | None:
         """Return why the layer cannot work in a lane layout, if so."""
-        num = self.bottom_shapes[0][0]
-        if layout == IMAGE_LANE and num % lanes() != 0:
-            return f"{num} images do not fill lanes of {lanes()}"
         if layout == CHANNEL_LANE and not self._within:
             return "sums over channels would be sums over lanes"
         return None

@@ -25,11 +25,8 @@ from cgdnn.layers._base import (
     read,
     write,
 )
-from cgdnn.layers._layout import CHANNEL_LANE, IMAGE_LANE, NCHW, lanes, stored_shape
+from cgdnn.layers._layout import NCHW, lane_candidates, stored_shape
 from cgdnn.proto.cgdnn_pb2 import PoolingParameter
-
-_IN_LANES = {IMAGE_LANE: "image_lanes", CHANNEL_LANE: "channel_lanes"}
-"""Layout -> the candidate that works in it."""
 
 
 class Pooling(Layer):
@@ -188,25 +185,12 @@ class Pooling(Layer):
         plain = super().candidates(which)
         if which == "backward_weights":
             return plain
-        return [*plain, *(self._lane_candidate(which, layout) for layout in _IN_LANES)]
-
-    def _lane_candidate(self, which: str, layout: str) -> Candidate:
         step = Pooling._forward_in_lanes if which == "forward" else Pooling._backward_in_lanes
-        return Candidate(
-            _IN_LANES[layout],
-            lambda layer, operands: [step(layer, operands, layout)],
-            lambda layer: layer._refuse_lanes(layout),
-            layouts=((layout, layout),),
-        )
+        return [*plain, *lane_candidates(step, lambda layer, _: layer._refuse_lanes())]
 
-    def _refuse_lanes(self, layout: str) -> str | None:
-        """Return why the layer cannot work in a lane layout, if so."""
-        if len(self.top_shapes) > 1:
-            return "the mask is in N, C, H, W"
-        num = self.bottom_shapes[0][0]
-        if layout == IMAGE_LANE and num % lanes() != 0:
-            return f"{num} images do not fill lanes of {lanes()}"
-        return None
+    def _refuse_lanes(self) -> str | None:
+        """Return why the layer cannot work in lane layouts, if so."""
+        return "the mask is in N, C, H, W" if len(self.top_shapes) > 1 else None
 
     def forward(self, operands: Operands) -> list[Step]:
         """Return the step that pools (and the one that writes the mask top)."""

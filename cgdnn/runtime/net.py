@@ -514,12 +514,15 @@ class Net:
     def _times(self, run: ThreadedRun) -> list[TaskTime]:
         found = []
         for task, (begin, end, worker) in zip(run.program.tasks, run.trace, strict=True):
+            if task.step is None:
+                continue
             # The time of a chain is shared out by what its parts were estimated to take.
             costs = [part.step.cost * (part.end - part.begin) for part in task.parts if part.step]
-            shares = (int(begin + (end - begin) * done / sum(costs)) for done in accumulate(costs))
-            for part, until in zip(task.parts if costs else [], shares, strict=True):
-                found.append(TaskTime(part.name, part.layer, int(begin), until, int(worker)))
-                begin = until
+            total = sum(costs) or 1.0
+            ends = [int(begin + (end - begin) * done / total) for done in accumulate(costs)]
+            begins = [int(begin), *ends]
+            for part, first, last in zip(task.parts, begins, [*ends[:-1], int(end)], strict=False):
+                found.append(TaskTime(part.name, part.layer, first, last, int(worker)))
         return found
 
     def _range(self, start: str | None, end: str | None) -> tuple[int, int]:

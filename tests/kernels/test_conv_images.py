@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 
 from cgdnn.kernels import conv_images as kernels
+from cgdnn.kernels.reorder import PLACE
 from cgdnn.kernels.stencil import Side, Window
 from tests.reference import conv as reference
 
-LANES = kernels.images_together()
+LANES = PLACE
 
 # channels, filters, groups of images, (size, kernel, pad) of both axes
 SHAPES = {
