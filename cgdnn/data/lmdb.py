@@ -23,6 +23,9 @@ _DATA_FILE = "data.mdb"
 _MARK_STRIDE = 1000
 _INITIAL_MAP_BYTES = 64 << 20
 _RECORDS_PER_COMMIT = 1000
+_MOST_MAPPED = 32 << 20
+"""Bytes of records after which a reader opens the database anew. LMDB maps the whole file, and the
+pages that were read count as resident memory of the process until they are unmapped."""
 
 
 def find_lmdb(path: str | os.PathLike[str]) -> Path:
@@ -60,6 +63,7 @@ class _Environment:
     """One open database, the number of its readers, and the lock they hold while they read."""
 
     def __init__(self, data_file: Path) -> None:
+        self.stamp = _stamp(data_file)
         self.lmdb = _open_read_only(data_file)
         self.users = 0
         self.reading = threading.Lock()
@@ -112,6 +116,15 @@ class _Environments:
             environment.lmdb.close()
         self._open.clear()
         self._lock.release()
+
+
+def _stamp(data_file: Path) -> tuple[int, ...] | None:
+    """Return what tells whether a file is still the same one, None where it is gone."""
+    try:
+        status = data_file.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _open_read_only(data_file: Path) -> Any:
@@ -184,6 +197,7 @@ class LmdbReader:
         self._pid = os.getpid()
         self._transaction = self._environment.lmdb.begin()
         self._cursor = self._transaction.cursor()
+        self._read = 0  # bytes of records since then
         self._next = -1  # the record at which self._values stands
         self._values: Iterator[bytes] = iter(())
         self._marks: list[bytes] = []  # keys of records 0, 1000, 2000, ... passed so far
@@ -226,6 +240,8 @@ class LmdbReader:
         record = position % self.entries
         values: list[bytes] = []
         try:
+            if self._read > _MOST_MAPPED:
+                self._unmap()
             with self._environment.reading:
                 while len(values) < count:
                     if record != self._next:
@@ -240,7 +256,22 @@ class LmdbReader:
                 f"{self.name}, record {record}: cannot be read ({error}). "
                 "Copy or build the database again."
             ) from error
+        self._read += sum(map(len, values))
         return values
+
+    def _unmap(self) -> None:
+        """Open the database anew; where other readers share it, its pages stay mapped."""
+        self._read = 0
+        if self._environment.stamp == _stamp(self._data_file):  # else go on with what was opened
+            key, after, marks = self._cursor.key(), self._next, self._marks
+            self.close()
+            self._open()
+            self._marks = marks
+            # Stepping there from a mark would touch pages of each record before.
+            self._cursor.set_key(key)
+            self._cursor.next()
+            self._values = self._cursor.iternext(keys=False, values=True)
+            self._next = after
 
     def close(self) -> None:
         """Give the database back; closing twice is fine."""

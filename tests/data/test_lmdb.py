@@ -70,6 +70,52 @@ def test_two_readers_share_a_file_and_keep_their_own_place(database):
         assert environment.stat()["entries"] == 2500
 
 
+def resident(path):
+    """Return the kilobytes of a file that this process has mapped and touched."""
+    with open("/proc/self/smaps") as lines:
+        sizes = iter(lines)
+        return sum(
+            int(next(line for line in sizes if line.startswith("Rss:")).split()[1])
+            for line in sizes
+            if line.rstrip().endswith(str(path))
+        )
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="tells nothing of mappings")
+def test_pages_that_were_read_do_not_stay(tmp_path, monkeypatch):
+    records = [bytes([i % 256]) * 50_000 for i in range(200)]
+    write_lmdb(tmp_path / "db", records)
+    reader = LmdbReader(tmp_path / "db")
+    assert [reader.read(i, 1)[0] for i in range(200)] == records
+    assert resident(tmp_path / "db" / "data.mdb") > 9_000
+    monkeypatch.setattr("cgdnn.data.lmdb._MOST_MAPPED", 1_000_000)
+    assert [reader.read(i, 1)[0] for i in range(200)] == records
+    assert resident(tmp_path / "db" / "data.mdb") < 3_000
+    reader.close()
+
+
+def test_order_is_kept_where_the_database_is_opened_anew(database, monkeypatch):
+    monkeypatch.setattr("cgdnn.data.lmdb._MOST_MAPPED", 0)
+    reader = LmdbReader(database)
+    assert [reader.read(i, 7) for i in range(0, 2800, 7)] == [
+        [b"value %d" % (j % 2500) for j in range(i, i + 7)] for i in range(0, 2800, 7)
+    ]
+    assert reader.read(2493, 7) == values_of(7, 2493)
+    assert reader.read(2500, 2) == values_of(2)
+    assert reader.key(3) == b"%08d" % 3
+    assert reader.read(4, 2) == values_of(2, 4)
+    reader.close()
+
+
+def test_database_that_is_replaced_is_read_on_as_it_was_opened(database, monkeypatch):
+    monkeypatch.setattr("cgdnn.data.lmdb._MOST_MAPPED", 0)
+    reader = LmdbReader(database)
+    assert reader.read(0, 2) == values_of(2)
+    write_lmdb(database, [b"other"] * 2500)
+    assert reader.read(2, 2) == values_of(2, 2)
+    reader.close()
+
+
 def test_reading_leaves_no_trace_in_a_read_only_folder(database):
     database.chmod(stat.S_IRUSR | stat.S_IXUSR)
     before = sorted(os.listdir(database))
