@@ -46,6 +46,8 @@ from cgdnn.kernels.vector import (
 
 CHUNK_PIXELS = 64
 """About how many pixels are computed before they are transposed to the output, in whole rows."""
+_SUMMED = 8
+"""Vectors that are summed side by side: some cache lines of each row."""
 MOST_ROWS = 6
 """Most filters in a tile of `conv_direct_pixels`."""
 
@@ -878,6 +880,28 @@ def _unpack(dw, o, count, sums, start, keep):  # type: ignore[no-untyped-def]
                 )  # fmt: skip
 
 
+@emitted
+def _sum_rows(e, t, x, x_start, rows, x_row, count):  # type: ignore[no-untyped-def]
+    """Set `count` vectors of t to the sums of those of some rows of x, in order."""
+    build = e.builder
+    x, done = e.at(x, x_start), e.integer(0)
+    for together in (_SUMMED, 1):
+        groups = build.sdiv(build.sub(count, done), e.integer(together))
+        start, step = build.mul(done, e.integer(e.lanes)), e.integer(together * e.lanes)
+        with e.sweep(groups, (e.at(t, start), step), (e.at(x, start), step)) as (target, source):
+            places = [e.integer(i * e.lanes) for i in range(together)]
+            sums = [e.variable(e.load(e.at(source, place))) for place in places]
+            others = build.sub(rows, e.integer(1))
+            with e.sweep(others, (e.at(source, x_row), x_row)) as (row,):
+                for total, place in zip(sums, places, strict=True):
+                    e.prefetch(e.at(row, place, step))  # comes next
+                    value = e.load(e.at(row, place))
+                    build.store(build.fadd(build.load(total), value), total)
+            for total, place in zip(sums, places, strict=True):
+                e.store(build.load(total), e.at(target, place))
+        done = build.add(done, build.mul(groups, e.integer(together)))
+
+
 @kernel(array(2), array(3), INT, REAL, scratch(1), INT, INT, INT)
 def conv_direct_unpack(partial, dw, group, keep, t, together, begin, end):  # type: ignore[no-untyped-def]
     """Set or add to the gradients of some filters the sum of partial ones.
@@ -906,11 +930,7 @@ def conv_direct_unpack(partial, dw, group, keep, t, together, begin, end):  # ty
         lane = o - g * filters - first
         count = min(lanes - lane, filters - first - lane, stop - o)
         source = g * group_size + first * depth
-        for i in range(depth * lanes):
-            t[i] = partial[0, source + i]
-        for row in range(1, partial.shape[0]):
-            for i in range(depth * lanes):
-                t[i] += partial[row, source + i]
+        _sum_rows(t, partial, source, partial.shape[0], partial.shape[1], depth)
         _unpack(dw, o, count, t, lane, keep)
         o += count
 

@@ -37,7 +37,7 @@ of so few take longer than to read x once for each piece."""
 _PIECE_UNITS, _FEW_PIECES = 8, 4
 """Units of filters that such a piece computes at most: it reads or re-lays the images for itself.
 Fewer, but two, which make up a tile, where there would not be so many pieces."""
-_PACK, _UNPACK = 0.3, 3.0
+_PACK, _UNPACK = 0.3, 1.5
 """Nanoseconds of a weight that is packed, and of one that is unpacked from some partial sums."""
 
 
