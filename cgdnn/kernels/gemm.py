@@ -3,6 +3,7 @@
 * `multiply_nn`: C (+)= A B where the rows of B are contiguous. Each step of the contraction
   multiplies a few scalars of A, read where they lie with any strides, with a few vectors of B.
 * `multiply_scattered`: the same where the rows of A begin anywhere.
+* `multiply_apart`: the same where the vectors of a row of B, and of C, lie apart.
 * `multiply_nt`: C += A B^T where the rows of both are contiguous along the contraction; sums stay
   in vectors until the end.
 
@@ -63,7 +64,7 @@ def nt_rows(e: Emitter, x: Any) -> int:
 
 def _emit_broadcast_tile(  # type: ignore[no-untyped-def]
     e, a_row, rows, b, b_row, columns, c, c_row, begin, segments, a_segment, depth, a_k,
-    ahead=None, stream=None,
+    ahead=None, stream=None, apart=None,
 ):  # fmt: skip
     """Emit C[rows x columns] = begin + sum over s < segments, k < depth of A[., s, k] B[s, k, .].
 
@@ -78,6 +79,9 @@ def _emit_broadcast_tile(  # type: ignore[no-untyped-def]
         How far behind each vector of B lies one to be prefetched; 0 for none.
     stream : IR value, optional
         Whether C is to be written past the caches.
+    apart : (IR value, IR value), optional
+        From one vector of a row of B, and of C, to the next, where they do not follow each other;
+        `columns` are then whole vectors.
     """
     build = e.builder
     most_rows, most_vectors = _nn_shape()
@@ -95,12 +99,15 @@ def _emit_broadcast_tile(  # type: ignore[no-untyped-def]
             numbers = [e.integer(m) for m in range(mr)]
             if mr == _NN_LEAST_ROWS:
                 numbers = [e.smaller(number, last_row) for number in numbers]
-            masks = [None] * (nv - 1) + [mask]
-            places = [e.integer(v * e.lanes) for v in range(nv)]
+            masks = [None] * (nv - 1) + [mask if apart is None else None]
+            places, c_places = (
+                [build.mul(e.integer(v), step) for v in range(nv)]
+                for step in apart or [e.integer(e.lanes)] * 2
+            )
             a_rows = [a_row(number) for number in numbers]
             c_rows = [e.at(c, build.mul(number, c_row)) for number in numbers]
             tile = [(m, v) for m in range(mr) for v in range(nv)]
-            targets = {(m, v): e.at(c_rows[m], places[v]) for m, v in tile}
+            targets = {(m, v): e.at(c_rows[m], c_places[v]) for m, v in tile}
             sums = {(m, v): e.variable(e.zero()) for m, v in tile}
             begin(sums, numbers, targets, masks)
             with e.loop(segments) as s:
@@ -113,6 +120,8 @@ def _emit_broadcast_tile(  # type: ignore[no-untyped-def]
                         with build.if_then(build.icmp_signed("!=", ahead, e.integer(0))):
                             for place in places:
                                 e.prefetch(e.at(b_k, place, ahead))
+                    if apart is not None:  # rows of A that are neighbours: those of the next tiles
+                        e.prefetch(e.at(a_k_rows[0], e.integer(e.lanes)))
                     for m in range(mr):
                         left = e.splat(e.scalar(a_k_rows[m]))
                         for v in range(nv):
@@ -132,6 +141,22 @@ def _emit_broadcast_tile(  # type: ignore[no-untyped-def]
                         e.store(value, target, vector_mask)
 
 
+def _begin(e: Emitter, start: Any, bias: Any) -> Any:
+    """Return the `begin` of a tile whose sums begin with what `start` says."""
+    build = e.builder
+
+    def begin(sums, numbers, targets, masks):  # type: ignore[no-untyped-def]
+        with build.if_then(build.icmp_signed("==", start, e.integer(KEEP))):
+            for (m, v), slot in sums.items():
+                build.store(e.load(targets[m, v], masks[v]), slot)
+        with build.if_then(build.icmp_signed("==", start, e.integer(BIAS))):
+            firsts = [e.splat(e.scalar(e.at(bias, number))) for number in numbers]
+            for (m, _), slot in sums.items():
+                build.store(firsts[m], slot)
+
+    return begin
+
+
 @emitted
 def _nn_tile(  # type: ignore[no-untyped-def]
     e, a, a_start, a_row, a_k, rows, b, b_start, b_row, columns, c, c_start, c_row, depth,
@@ -143,18 +168,25 @@ def _nn_tile(  # type: ignore[no-untyped-def]
     in_lines = e.on_lines(c, c_row, columns)
     stream = build.and_(build.icmp_signed("==", start, e.integer(STREAM)), in_lines)
 
-    def begin(sums, numbers, targets, masks):  # type: ignore[no-untyped-def]
-        with build.if_then(build.icmp_signed("==", start, e.integer(KEEP))):
-            for (m, v), slot in sums.items():
-                build.store(e.load(targets[m, v], masks[v]), slot)
-        with build.if_then(build.icmp_signed("==", start, e.integer(BIAS))):
-            firsts = [e.splat(e.scalar(e.at(bias, number))) for number in numbers]
-            for (m, _), slot in sums.items():
-                build.store(firsts[m], slot)
-
     _emit_broadcast_tile(
         e, lambda number: e.at(a, build.mul(number, a_row)), rows, e.at(b, b_start), b_row,
-        columns, c, c_row, begin, e.integer(1), e.integer(0), depth, a_k, ahead, stream,
+        columns, c, c_row, _begin(e, start, bias), e.integer(1), e.integer(0), depth, a_k, ahead,
+        stream,
+    )  # fmt: skip
+
+
+@emitted
+def _apart_tile(  # type: ignore[no-untyped-def]
+    e, a, a_start, a_row, a_k, rows, b, b_start, b_row, b_vector, vectors,
+    c, c_start, c_row, c_vector, depth, start, bias, bias_start,
+):  # fmt: skip
+    """C[rows x vectors] = start + sum over k < depth of A[., k] B[k, .]; all numbers are int64."""
+    build = e.builder
+    a, bias = e.at(a, a_start), e.at(bias, bias_start)
+    _emit_broadcast_tile(
+        e, lambda number: e.at(a, build.mul(number, a_row)), rows, e.at(b, b_start), b_row,
+        build.mul(vectors, e.integer(e.lanes)), e.at(c, c_start), c_row, _begin(e, start, bias),
+        e.integer(1), e.integer(0), depth, a_k, apart=(b_vector, c_vector),
     )  # fmt: skip
 
 
@@ -264,6 +296,36 @@ def multiply_nn(  # type: ignore[no-untyped-def]
                 b, b_start + left, b_row, right - left,
                 c, c_start + top * c_row + left, c_row, depth,
                 start, bias, bias_start + top, ahead,
+            )  # fmt: skip
+
+
+@device
+def multiply_apart(  # type: ignore[no-untyped-def]
+    a, a_start, a_row, a_k, b, b_start, b_row, b_vector, c, c_start, c_row, c_vector,
+    m, vectors, depth, start, bias, bias_start,
+):  # fmt: skip
+    """Add A B to C as `multiply_nn` does, where the vectors of a row of B, and of C, lie apart.
+
+    Parameters
+    ----------
+    b_vector, c_vector : int
+        From one vector of a row to the next.
+    vectors : int
+        The columns of B and C, in vectors.
+    """
+    row_tiles = (m + nn_rows(c) - 1) // nn_rows(c)
+    column_tiles = (vectors + nn_vectors(c) - 1) // nn_vectors(c)
+    for row_tile in range(row_tiles):
+        top = m * row_tile // row_tiles
+        bottom = m * (row_tile + 1) // row_tiles
+        for column_tile in range(column_tiles):
+            left = vectors * column_tile // column_tiles
+            right = vectors * (column_tile + 1) // column_tiles
+            _apart_tile(
+                a, a_start + top * a_row, a_row, a_k, bottom - top,
+                b, b_start + left * b_vector, b_row, b_vector, right - left,
+                c, c_start + top * c_row + left * c_vector, c_row, c_vector, depth,
+                start, bias, bias_start + top,
             )  # fmt: skip
 
 

@@ -64,13 +64,14 @@ class Use:
     """An array argument of a step: a buffer, how it is used, and which part a piece touches.
 
     `part` is "cut" (axis 0 of `shape` is cut with the step: a piece touches only its range),
-    "whole", or "row" (row number `piece` of a partial). The kernel always receives the whole
-    array; `part` is what the dependencies are computed from, so it must not promise too little.
+    "across" (axis 1 is cut: a piece touches its range at each place of axis 0), "whole", or "row"
+    (row number `piece` of a partial). The kernel always receives the whole array; `part` is what
+    the dependencies are computed from, so it must not promise too little.
     """
 
     buffer: Buffer
     mode: Mode
-    part: Literal["cut", "whole", "row"]
+    part: Literal["cut", "across", "whole", "row"]
     shape: Shape | None = None  # the view that the kernel gets; None: the buffer's own shape
 
 
@@ -87,6 +88,11 @@ def read_all(buffer: Buffer, shape: Shape | None = None) -> Use:
 def write(buffer: Buffer, shape: Shape | None = None) -> Use:
     """Overwrite the piece's own range of axis 0, all of it, without reading it."""
     return Use(buffer, "write", "cut", shape)
+
+
+def write_across(buffer: Buffer, shape: Shape | None = None) -> Use:
+    """Overwrite the piece's own range of axis 1, all of it, without reading it."""
+    return Use(buffer, "write", "across", shape)
 
 
 def write_all(buffer: Buffer, shape: Shape | None = None) -> Use:

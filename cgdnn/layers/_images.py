@@ -35,8 +35,6 @@ from cgdnn.layers._base import (
 from cgdnn.layers._layout import lanes
 from cgdnn.layers._partial import add_partials
 
-LEAST_GROUPS = 4
-"""Vectors of images below which there is too little to cut."""
 _PRODUCT, _FILTER, _GRADIENT = 0.0041, 0.08, 0.075
 """Nanoseconds of a flop in Winograd's products, and of an element of U and of dU."""
 _INPUT = {"forward": 0.062, "backward_data": 0.052, "backward_weights": 0.11}

@@ -18,6 +18,8 @@ from cgdnn.layers._base import Candidate, Layer, Operands, Pair, Shape, Step
 NCHW = "nchw"
 CHANNEL_LANE = "nchwc"
 IMAGE_LANE = "nchwn"
+LEAST_GROUPS = 4
+"""Vectors of images below which a layer with weights has too little to cut, or to fill a tile."""
 
 
 def lanes() -> int:
@@ -48,6 +50,14 @@ def full_layouts(shape: Shape) -> tuple[Pair, ...]:
     axes = {CHANNEL_LANE: 1, IMAGE_LANE: 0} if len(shape) >= 2 else {}
     filled = [layout for layout, axis in axes.items() if shape[axis] % lanes() == 0]
     return tuple((layout, layout) for layout in [NCHW, *filled])
+
+
+def refuse_few_images(samples: int) -> str | None:
+    """Return why a batch is not worth kernels with images in the lanes, if so."""
+    groups, rest = divmod(samples, lanes())
+    if rest or groups < LEAST_GROUPS:
+        return f"serves batches of a multiple of {lanes()} images, {LEAST_GROUPS} or more times"
+    return None
 
 
 def lane_candidates(

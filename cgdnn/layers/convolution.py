@@ -38,8 +38,8 @@ from cgdnn.layers._base import (
     write,
 )
 from cgdnn.layers._direct import Direct
-from cgdnn.layers._images import LEAST_GROUPS, DirectImages, WinogradImages
-from cgdnn.layers._layout import CHANNEL_LANE, IMAGE_LANE, NCHW, lanes
+from cgdnn.layers._images import DirectImages, WinogradImages
+from cgdnn.layers._layout import CHANNEL_LANE, IMAGE_LANE, NCHW, refuse_few_images
 from cgdnn.layers._partial import add_partials
 from cgdnn.layers._sparse import Sparse
 from cgdnn.layers._winograd import Winograd
@@ -410,10 +410,7 @@ class Convolution(Layer):
             return "serves paddings below the kernel"
         if self.bottom_shapes[0] != self._bottom_shape:
             return "serves one axis of samples"
-        groups, rest = divmod(self._samples, lanes())
-        if rest or groups < LEAST_GROUPS:
-            return f"serves batches of a multiple of {lanes()} images, {LEAST_GROUPS} or more times"
-        return None
+        return refuse_few_images(self._samples)
 
     def _refuse_direct_images(self) -> str | None:
         reason = self._refuse_images()

@@ -14,6 +14,7 @@ from cgdnn.layers._base import (
     END,
     Argument,
     Buffer,
+    Candidate,
     Count,
     Layer,
     Operands,
@@ -25,13 +26,17 @@ from cgdnn.layers._base import (
     read_all,
     update,
     write,
+    write_across,
 )
+from cgdnn.layers._layout import IMAGE_LANE, lanes, refuse_few_images
 
-_FLOP_NANOSECONDS = 0.006
+_FLOP_NANOSECONDS, _IMAGES_FLOP_NANOSECONDS = 0.006, 0.005
 _WEIGHT_NANOSECONDS = 0.2
 """Reading one weight from memory."""
 _BLOCK = 64
 """Columns of a block: one tile of `cgdnn.kernels.gemm` is no wider."""
+_UNIT = 64
+"""Most rows that are not cut with images in the lanes: few of them would fill no tiles."""
 
 
 class InnerProduct(Layer):
@@ -78,6 +83,25 @@ class InnerProduct(Layer):
         """Return one for each weight and sample."""
         return self._samples * self._inputs * self.node.param.inner_product_param.num_output
 
+    def candidates(self, which: str) -> list[Candidate]:
+        """Return the products of rows of samples, and of vectors of images where weights stay."""
+        plain = super().candidates(which)
+        if which == "backward_weights":
+            return plain
+        images = Candidate(
+            "image_lanes",
+            lambda layer, operands: getattr(layer, f"_{which}_images")(operands),
+            lambda layer: layer._refuse_images(),
+            ((IMAGE_LANE, IMAGE_LANE),),
+        )
+        return [*plain, images]
+
+    def _refuse_images(self) -> str | None:
+        """Return why the layer cannot work with images in the lanes, if so."""
+        if self._samples != self.bottom_shapes[0][0]:
+            return "serves one axis of samples"
+        return refuse_few_images(self._samples)
+
     def forward(self, operands: Operands) -> list[Step]:
         """Return the product with the weights."""
         param = self.node.param.inner_product_param
@@ -118,6 +142,41 @@ class InnerProduct(Layer):
             arguments: list[Argument] = [dy, diff, operands.accumulate(1), BEGIN, END]
             steps.append(Step(reduce_rows, arguments, outputs, 0.3 * self._samples))
         return steps
+
+    def _forward_images(self, operands: Operands) -> list[Step]:
+        """Return the product with the weights, images in the lanes."""
+        param = self.node.param.inner_product_param
+        source, target = operands.bottom[0], operands.top[0]
+        return [self._product_images(operands, source, target, param.transpose, param.bias_term)]
+
+    def _backward_data_images(self, operands: Operands) -> list[Step]:
+        """Return the product of the top's diff with the weights, images in the lanes."""
+        transposed = not self.node.param.inner_product_param.transpose
+        source, target = operands.top_diff[0], operands.bottom_diff[0]
+        return [self._product_images(operands, source, target, transposed, False)]
+
+    def _product_images(
+        self, operands: Operands, source: Buffer, target: Buffer, transposed: bool, bias: bool
+    ) -> Step:
+        """Return the step over values of a sample that sets `target` from all of `source`."""
+        groups = self._samples // lanes()
+        depth, rows = (buffer.size // self._samples for buffer in (source, target))
+        unit = max(size for size in range(1, _UNIT + 1) if rows % size == 0)
+        last = operands.param[-1]
+        arguments: list[Argument] = [
+            read_all(operands.param[0]),
+            int(transposed),
+            read_all(source, (groups, depth, lanes())),
+            read_all(last, (last.size,)),  # not looked at without a bias
+            int(bias),
+            write_across(target, (groups, rows, lanes())),
+            unit,
+            BEGIN,
+            END,
+        ]
+        flops = 2 * self._samples * depth * unit
+        cost = max(_IMAGES_FLOP_NANOSECONDS * flops, _WEIGHT_NANOSECONDS * depth * unit)
+        return Step(kernels.product_images, arguments, rows // unit, cost)
 
     @property
     def _cost(self) -> float:

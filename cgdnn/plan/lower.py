@@ -441,32 +441,40 @@ class Lowering:
             buffer = root(argument.buffer)
             if buffer.kind == "scratch" or buffer in carried:
                 continue
-            size = self.size_of(buffer)
-            start, stop = 0, size
-            if argument.part == "cut":
-                extent = task.step.extent
-                if buffer.size % extent:
-                    raise InternalError(
-                        f"{task.name}: {argument.buffer.name} of shape {argument.buffer.shape} "
-                        f"cannot be cut into {extent} equal parts"
-                    )
-                start, stop = size * task.begin // extent, size * task.end // extent
-            elif argument.part == "row":
-                start = size // buffer.rows * task.piece
-                stop = start + size // buffer.rows
             space, base = ARENA, 0
             if buffer in places:
                 base = places[buffer]
             else:
                 space = spaces.number(buffer)
-            yield Access(
-                space,
-                base + start,
-                base + stop,
-                argument.mode != "read",
-                argument.mode != "write",
-                argument.buffer,
+            for start, stop in self._ranges(task, argument):
+                yield Access(
+                    space,
+                    base + start,
+                    base + stop,
+                    argument.mode != "read",
+                    argument.mode != "write",
+                    argument.buffer,
+                )
+
+    def _ranges(self, task: Task, use: Use) -> list[tuple[int, int]]:
+        """Return the bytes of a buffer that a task touches."""
+        assert task.step is not None
+        buffer, extent = root(use.buffer), task.step.extent
+        size = self.size_of(buffer)
+        if use.part == "whole":
+            return [(0, size)]
+        if use.part == "row":
+            size //= buffer.rows
+            return [(size * task.piece, size * (task.piece + 1))]
+        blocks = (use.shape or use.buffer.shape)[0] if use.part == "across" else 1
+        if buffer.size % (blocks * extent):
+            raise InternalError(
+                f"{task.name}: {use.buffer.name} of shape {use.buffer.shape} "
+                f"cannot be cut into {extent} equal parts"
             )
+        unit = size // (blocks * extent)
+        starts = [unit * extent * block for block in range(blocks)]
+        return [(start + unit * task.begin, start + unit * task.end) for start in starts]
 
 
 def _signs(choices: Mapping[str, Candidate]) -> list[tuple[str, tuple[Pair, ...]]]:

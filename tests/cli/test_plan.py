@@ -4,6 +4,7 @@ import pytest
 
 from cgdnn.cli import plan, summary
 from cgdnn.errors import UsageError
+from cgdnn.layers._layout import lanes
 from tests.plan.planning import LENET, ROOT
 
 VGG = str(ROOT / "tests" / "nets" / "vgg16.prototxt")
@@ -30,7 +31,7 @@ def test_plan_prints_kernels_steps_and_buffers(capsys):
     assert f'{LENET}: net "LeNet", phase TRAIN, shapes given: data=1,28,28' in text
     loss = ["loss", "SoftmaxWithLoss", "forward", "plain", "nchw", "to", "nchw"]
     assert loss in rows(text, "Kernels")
-    assert ["relu1.forward", "activation.relu_forward", "64"] in [
+    assert ["relu1.forward", "activation.relu_forward", str(64 // lanes())] in [
         row[:3] for row in rows(text, "Steps")
     ]
     assert ["conv1[0]", "param", "20x1x5x5", "2,000", "its", "own"] in rows(text, "Buffers")

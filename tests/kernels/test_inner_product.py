@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from cgdnn.kernels import inner_product as kernels
+from cgdnn.kernels.reorder import PLACE
 from tests.reference.gemm import multiply
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-13}
@@ -53,6 +54,30 @@ def test_a_range_of_samples(random, name):
     getattr(kernels, name)(a, right, bias, 0, c, 0, 1, 2, 5)
     near(c[0, 2:5], multiply(a[2:5], w))
     assert (c[0, [0, 1, 5]] == 7).all()
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+@pytest.mark.parametrize("has_bias", [0, 1])
+@pytest.mark.parametrize(
+    ("groups", "depth", "rows"), [(1, 1, 1), (4, 30, 6), (5, 9, 14), (4, 70000 // PLACE, 3)]
+)
+def test_product_of_images_in_lanes(random, transposed, has_bias, groups, depth, rows):
+    w, x, bias = random(rows, depth), random(groups, depth, PLACE), random(rows)
+    y = np.full((groups, rows, PLACE), np.nan, x.dtype)
+    stored = np.ascontiguousarray(w.T) if transposed else w
+    kernels.product_images(stored, transposed, x, bias, has_bias, y, 1, 0, rows)
+    for got, group in zip(y, x, strict=True):
+        near(got, np.array(multiply(w, group)) + (bias[:, None] if has_bias else 0))
+
+
+def test_a_range_of_units_of_rows(random):
+    w, x, bias = random(12, 5), random(2, 5, PLACE), random(12)
+    y = np.full((2, 12, PLACE), 7, x.dtype)
+    kernels.product_images(w, 0, x, bias, 1, y, 3, 1, 3)
+    for got, group in zip(y, x, strict=True):
+        near(got[3:9], np.array(multiply(w, group))[3:9] + bias[3:9, None])
+        assert (got[:3] == 7).all()
+        assert (got[9:] == 7).all()
 
 
 @pytest.mark.parametrize("accumulate", [0.0, 1.0])

@@ -3,6 +3,8 @@ import pytest
 
 from cgdnn.errors import DescriptionError
 from cgdnn.layers import inner_product
+from cgdnn.layers._layout import lanes
+from cgdnn.plan.arrange import Arrangement
 from tests.layers.contract import (
     Case,
     Trial,
@@ -56,6 +58,31 @@ def test_cutting_over_columns(transpose, monkeypatch):
     made = case(f"9 transpose: {transpose}", (3, 11), (3, 9))
     for check in (check_gradients, check_accumulation, check_cutting):
         check(made)
+
+
+@pytest.mark.parametrize("fields", ["9", "6 transpose: true", "9 bias_term: false"])
+def test_images_in_lanes(fields, monkeypatch):
+    monkeypatch.setattr(Arrangement, "best", lambda self: [offer[-1] for offer in self._offers])
+    monkeypatch.setattr(inner_product, "_UNIT", 4)
+    batch = 4 * lanes()
+    made = case(fields, (batch, 2, 2, 3), (batch, int(fields[0])))
+    chosen = Trial(made).net.lowering.choices[-1]
+    assert chosen["forward"].name == chosen["backward_data"].name == "image_lanes"
+    for check in (check_gradients, check_accumulation, check_cutting):
+        check(made)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "reason"),
+    [
+        ((4 * lanes(), 2, 3), 2, "serves one axis of samples"),
+        ((3 * lanes(), 6), 1, "serves batches of a multiple of"),
+        ((4 * lanes() + 1, 6), 1, "serves batches of a multiple of"),
+    ],
+)
+def test_refused_with_images_in_lanes(shape, axis, reason):
+    layer = Trial(case(f"5 axis: {axis}", shape, (*shape[:axis], 5))).planned.layer
+    assert layer.candidates("forward")[-1].refuse(layer).startswith(reason)
 
 
 def test_weights_are_stored_transposed():

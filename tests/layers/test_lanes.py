@@ -92,7 +92,7 @@ def test_values_and_gradients(monkeypatch, layout, dtype, exact):
     assert all(pair == (NCHW, NCHW) for pair in works_in(plain).values())
     laned = {name for name, pair in works_in(net).items() if layout in pair}
     assert laned >= {"pool1", "relu1", "norm1", "tanh", "pool2"}
-    assert ("norm2" in laned) == (layout == IMAGE_LANE)
+    assert ("norm2" in laned) == ("ip" in laned) == (layout == IMAGE_LANE)
     assert ("conv2" in laned) == (layout == IMAGE_LANE or not exact)
     for one in (plain, net):
         one.run(("forward", "backward"))

@@ -20,7 +20,9 @@ from cgdnn.layers._base import (
     Step,
     Use,
     read,
+    read_all,
     write,
+    write_across,
 )
 from cgdnn.layers._layout import lanes, stored_shape
 from cgdnn.plan.check import check
@@ -171,6 +173,21 @@ def test_step_that_cannot_be_cut_evenly_is_refused(monkeypatch):
     monkeypatch.setattr(activation.ReLU, "candidates", lambda layer, which: [Candidate("x", steps)])
     with pytest.raises(InternalError, match=r"relu.forward.*: conv of shape .* 7 equal parts"):
         Lowering(assembled(APART), "float32", 1).program(("forward",), 0, 6)
+
+
+def test_pieces_across_a_blob(monkeypatch):
+    """Those of axis 1 touch their own range at each place of axis 0."""
+
+    def steps(layer, operands):
+        whole = write_across(operands.top[0], (4, 5, 380))
+        return [Step(relu_forward, [read_all(operands.bottom[0]), whole], extent=5, cost=1e9)]
+
+    monkeypatch.setattr(activation.ReLU, "candidates", lambda layer, which: [Candidate("x", steps)])
+    program = Lowering(assembled(APART), "float32", 1).program(("forward",), 0, 6)
+    check(program)
+    (third,) = [task for task in program.tasks if task.name == "relu.forward[2:3]"]
+    ranges = [(access.start, access.stop) for access in third.accesses if access.writes]
+    assert ranges == [(4 * 380 * (5 * n + 2), 4 * 380 * (5 * n + 3)) for n in range(4)]
 
 
 # Layouts
