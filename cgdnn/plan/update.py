@@ -63,17 +63,21 @@ class Update:
     history : list of Buffer
         All parameters' first history, then all second ones, as in Caffe's solver states; one that
         does not learn has its place there too.
+    rates, decays : set of float
+        The multipliers of the learned parameters, by which they share rates and decays.
     """
 
     works: list[Work]
     history: list[Buffer]
+    rates: set[float]
+    decays: set[float]
 
 
 def plan_update(assembly: Assembly, rule: UpdateRule, clip: float) -> Update:
     """Return the steps that update every learned parameter by `rule`.
 
-    The solver patches ``average`` (one over iter_size), ``rate.<i>``, ``decay_l2.<i>`` and
-    ``decay_l1.<i>`` for parameter i, and the rule's scalars.
+    The solver patches ``average`` (one over iter_size), ``rate.<m>`` for each multiplier m of the
+    rate, ``decay_l2.<m>`` and ``decay_l1.<m>`` for each of the decay, and the rule's scalars.
 
     Parameters
     ----------
@@ -84,7 +88,7 @@ def plan_update(assembly: Assembly, rule: UpdateRule, clip: float) -> Update:
     factor = Buffer("update.factor", (1,), kind="temporary")
     works += _factor_works(assembly, clip, factor)
     histories: list[list[Buffer]] = [[] for _ in range(rule.histories)]
-    for index, param in enumerate(assembly.params):
+    for param in assembly.params:
         flat = (prod(param.declared.shape),)
         own = [
             Buffer(f"{param.label}.history{number}", param.declared.shape, kind="history")
@@ -101,10 +105,10 @@ def plan_update(assembly: Assembly, rule: UpdateRule, clip: float) -> Update:
             *(update(buffer, flat) for buffer in own),
             read_all(factor),
             row(bad),
-            Slot(f"rate.{index}"),
+            Slot(f"rate.{param.lr_mult}"),
             *(Slot(name) for name in rule.scalars),
-            Slot(f"decay_l2.{index}"),
-            Slot(f"decay_l1.{index}"),
+            Slot(f"decay_l2.{param.decay_mult}"),
+            Slot(f"decay_l1.{param.decay_mult}"),
             PIECE,
             BEGIN,
             END,
@@ -116,7 +120,13 @@ def plan_update(assembly: Assembly, rule: UpdateRule, clip: float) -> Update:
         works.append(
             Work(f"{param.label}.check", -1, Step(check_zero, [rows(bad)], explain=explain))
         )
-    return Update(works, [buffer for buffers in histories for buffer in buffers])
+    learned = [assembly.params[index] for index in assembly.learned]
+    return Update(
+        works,
+        [buffer for buffers in histories for buffer in buffers],
+        {param.lr_mult for param in learned},
+        {param.decay_mult for param in learned},
+    )
 
 
 def _non_finite(what: str) -> Callable[[int], CgdnnError]:

@@ -170,10 +170,15 @@ class Net:
                 self.blobs[blob.name].reshape(*blob.shape)
             else:
                 self.blobs[blob.name] = self._blob(index)
+        self._losses: list[int] = []
+        """The blobs that have a loss weight."""
         for planned in assembly.layers:
             for top, weight in zip(planned.node.tops, planned.loss_weights, strict=True):
                 if weight:
+                    self._losses.append(top)
                     self._state.array(assembly.blobs[top].diff)[...] = weight
+        self._readers = list(self.data_layers.values())
+        self._unlearned = [p.data for p in assembly.params if not p.declared.learned]
 
     def _blob(self, index: int) -> Blob:
         planned = self.assembly.blobs[index]
@@ -191,19 +196,20 @@ class Net:
         UsageError
             The last run has reused the memory of this diff.
         """
-        if self._lost and self._is_lost(index, kind):
-            if kind == "diff":
-                name = self.assembly.blobs[index].name
-                raise UsageError(
-                    f'blob "{name}": its diff was not kept, since gradients of a whole iteration '
-                    f'reuse memory. Read net.blobs["{name}"].diff once before the iteration; '
-                    "from then on it is kept."
-                )
-            self._compute_again()
-        self._pinned.add((index, kind))
-        self._lendable[kind].discard((index, kind))
-        self._carriable.discard((index, kind))
-        self._bring_home(index, kind)
+        if (index, kind) not in self._pinned:
+            if self._lost and self._is_lost(index, kind):
+                if kind == "diff":
+                    name = self.assembly.blobs[index].name
+                    raise UsageError(
+                        f'blob "{name}": its diff was not kept, since gradients of a whole '
+                        f'iteration reuse memory. Read net.blobs["{name}"].diff once before the '
+                        "iteration; from then on it is kept."
+                    )
+                self._compute_again()
+            self._pinned.add((index, kind))
+            self._lendable[kind].discard((index, kind))
+            self._carriable.discard((index, kind))
+            self._bring_home(index, kind)
         return self._state.array(self.assembly.blobs[index].homes[kind, "nchw"])
 
     def _is_lost(self, index: int, kind: str) -> bool:
@@ -295,13 +301,8 @@ class Net:
     @property
     def loss(self) -> float:
         """The weighted sum of the losses of the last forward pass."""
-        total = 0.0
-        for planned in self.assembly.layers:
-            for top, weight in zip(planned.node.tops, planned.loss_weights, strict=True):
-                if weight:
-                    blob = self.blobs[self.assembly.blobs[top].name]
-                    total += float(np.vdot(blob.data, blob.diff))
-        return total
+        pairs = ((self._fetch(index, "data"), self._fetch(index, "diff")) for index in self._losses)
+        return sum((float(np.vdot(data, diff)) for data, diff in pairs), 0.0)
 
     # Passes
 
@@ -478,9 +479,9 @@ class Net:
         That is: data positions, the count of passes, and running sums such as BatchNorm's.
         """
         counter = self.counter
-        positions = [(layer, layer.position) for layer in self.data_layers.values()]
-        unlearned = [p.data for p in self.assembly.params if not p.declared.learned]
-        sums = [(self._state.array(data), self._state.array(data).copy()) for data in unlearned]
+        positions = [(layer, layer.position) for layer in self._readers]
+        arrays = [self._state.array(data) for data in self._unlearned]
+        sums = [(array, array.copy()) for array in arrays]
 
         def undo() -> None:
             self.counter = counter

@@ -121,8 +121,12 @@ class BoundProgram:
             return
         self.python.numbers[name] = int(value) if name == "counter" else value
         places = self._patches.get(name)
-        if places is not None:
-            self._memory[places] = int(value) if name == "counter" else real_bits(value)
+        if places is None:
+            return
+        if name == "counter":
+            self._memory[places] = int(value)
+        else:
+            self._memory.view(np.float64)[places] = value
 
 
 def bind(program: Program, state: State, workers: int) -> BoundProgram:

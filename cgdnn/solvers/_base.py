@@ -379,12 +379,11 @@ class Solver:
     def _numbers(self, rate: float) -> dict[str, float]:
         param = self.param
         numbers = {"average": 1 / param.iter_size, "momentum": param.momentum}
+        numbers |= {f"rate.{multiplier}": rate * multiplier for multiplier in self._update.rates}
         kind = "decay_l2" if param.regularization_type == "L2" else "decay_l1"
-        for index in self.net.assembly.learned:
-            planned = self.net.assembly.params[index]
-            numbers[f"rate.{index}"] = rate * planned.lr_mult
-            numbers[f"decay_l2.{index}"] = numbers[f"decay_l1.{index}"] = 0.0
-            numbers[f"{kind}.{index}"] = param.weight_decay * planned.decay_mult
+        for multiplier in self._update.decays:
+            numbers[f"decay_l2.{multiplier}"] = numbers[f"decay_l1.{multiplier}"] = 0.0
+            numbers[f"{kind}.{multiplier}"] = param.weight_decay * multiplier
         return numbers
 
     def _finite_loss(self) -> float:
