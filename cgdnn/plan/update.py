@@ -30,7 +30,10 @@ from cgdnn.layers._base import (
     write_all,
 )
 from cgdnn.plan.lower import Work
-from cgdnn.plan.shapes import Assembly
+from cgdnn.plan.shapes import Assembly, PlannedParam
+
+_DECAYS = ("L2", "L1")
+"""Kinds of decay, in the order of the kernels' arguments."""
 
 
 @dataclass(frozen=True)
@@ -63,21 +66,23 @@ class Update:
     history : list of Buffer
         All parameters' first history, then all second ones, as in Caffe's solver states; one that
         does not learn has its place there too.
-    rates, decays : set of float
-        The multipliers of the learned parameters, by which they share rates and decays.
+    rates : dict
+        Slot of a rate -> the multiplier of the parameters that have it.
+    decays : dict
+        Kind of decay ("L1", "L2") -> slot -> multiplier, likewise.
     """
 
     works: list[Work]
     history: list[Buffer]
-    rates: set[float]
-    decays: set[float]
+    rates: dict[str, float]
+    decays: dict[str, dict[str, float]]
 
 
 def plan_update(assembly: Assembly, rule: UpdateRule, clip: float) -> Update:
     """Return the steps that update every learned parameter by `rule`.
 
-    The solver patches ``average`` (one over iter_size), ``rate.<m>`` for each multiplier m of the
-    rate, ``decay_l2.<m>`` and ``decay_l1.<m>`` for each of the decay, and the rule's scalars.
+    The solver patches ``average`` (one over iter_size), the slots of `Update.rates` and
+    `Update.decays`, which parameters with the same multiplier share, and the rule's scalars.
 
     Parameters
     ----------
@@ -105,10 +110,9 @@ def plan_update(assembly: Assembly, rule: UpdateRule, clip: float) -> Update:
             *(update(buffer, flat) for buffer in own),
             read_all(factor),
             row(bad),
-            Slot(f"rate.{param.lr_mult}"),
+            Slot(_rate(param)),
             *(Slot(name) for name in rule.scalars),
-            Slot(f"decay_l2.{param.decay_mult}"),
-            Slot(f"decay_l1.{param.decay_mult}"),
+            *(Slot(_decay(kind, param)) for kind in _DECAYS),
             PIECE,
             BEGIN,
             END,
@@ -124,9 +128,19 @@ def plan_update(assembly: Assembly, rule: UpdateRule, clip: float) -> Update:
     return Update(
         works,
         [buffer for buffers in histories for buffer in buffers],
-        {param.lr_mult for param in learned},
-        {param.decay_mult for param in learned},
+        {_rate(param): param.lr_mult for param in learned},
+        {kind: {_decay(kind, param): param.decay_mult for param in learned} for kind in _DECAYS},
     )
+
+
+def _rate(param: PlannedParam) -> str:
+    """Return the slot of a parameter's rate."""
+    return f"rate.{param.lr_mult}"
+
+
+def _decay(kind: str, param: PlannedParam) -> str:
+    """Return the slot of a parameter's decay of a kind."""
+    return f"decay_{kind}.{param.decay_mult}"
 
 
 def _non_finite(what: str) -> Callable[[int], CgdnnError]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,7 +183,7 @@ class Solver:
         self.traced: list[TaskTime] | None = None
         self.iter = 0
         self._rate = LearningRate(self.param)
-        self._losses: list[float] = []
+        self._losses: deque[float] = deque(maxlen=self.param.average_loss)
         self._smoothed = 0.0
         self._requests: list[Request] = []
         self._stopped = False
@@ -314,7 +315,7 @@ class Solver:
             The loss, a gradient or a weight is not finite.
         """
         param = self.param
-        self._losses = []
+        self._losses = deque(maxlen=param.average_loss)
         self._smoothed = 0.0
         self._stopped = False
         for _ in range(count):
@@ -379,11 +380,10 @@ class Solver:
     def _numbers(self, rate: float) -> dict[str, float]:
         param = self.param
         numbers = {"average": 1 / param.iter_size, "momentum": param.momentum}
-        numbers |= {f"rate.{multiplier}": rate * multiplier for multiplier in self._update.rates}
-        kind = "decay_l2" if param.regularization_type == "L2" else "decay_l1"
-        for multiplier in self._update.decays:
-            numbers[f"decay_l2.{multiplier}"] = numbers[f"decay_l1.{multiplier}"] = 0.0
-            numbers[f"{kind}.{multiplier}"] = param.weight_decay * multiplier
+        numbers |= {slot: rate * factor for slot, factor in self._update.rates.items()}
+        for kind, slots in self._update.decays.items():
+            decay = param.weight_decay if kind == param.regularization_type else 0.0
+            numbers |= {slot: decay * factor for slot, factor in slots.items()}
         return numbers
 
     def _finite_loss(self) -> float:
@@ -394,7 +394,7 @@ class Solver:
 
     def _smooth(self, loss: float) -> None:
         """Average the loss over the last ``average_loss`` iterations of this `step`."""
-        self._losses = [*self._losses, loss][-self.param.average_loss :]
+        self._losses.append(loss)
         self._smoothed = sum(self._losses) / len(self._losses)
 
     # Testing

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
+import math
 
 from cgdnn.proto.cgdnn_pb2 import SolverParameter
 
@@ -38,30 +36,36 @@ class LearningRate:
 
         It is infinite where the formula exceeds all numbers (a gamma above 1 in "exp").
         """
-        with np.errstate(all="ignore"):
-            return float(self._at(iteration))
-
-    def _at(self, iteration: int) -> Any:
         param = self._param
-        base, gamma = np.float64(param.base_lr), np.float64(param.gamma)
+        base, gamma = param.base_lr, param.gamma
         match param.lr_policy:
             case "fixed":
                 return base
             case "step":
                 self.current_step = iteration // param.stepsize
-                return base * gamma**self.current_step
+                return base * _power(gamma, self.current_step)
             case "exp":
-                return base * gamma**iteration
+                return base * _power(gamma, iteration)
             case "inv":
-                return base * (1 + gamma * iteration) ** -param.power
+                return base * _power(1 + gamma * iteration, -param.power)
             case "multistep":
                 steps = param.stepvalue
                 if self.current_step < len(steps) and iteration >= steps[self.current_step]:
                     self.current_step += 1
-                return base * gamma**self.current_step
+                return base * _power(gamma, self.current_step)
             case "poly":
                 # Caffe gives NaN past max_iter; the rate stays at zero here.
-                left = np.maximum(0, 1 - np.float64(iteration) / param.max_iter)
-                return base * left**param.power
+                return base * _power(max(0.0, 1 - iteration / param.max_iter), param.power)
             case _:  # "sigmoid": the reader has refused every other name
-                return base / (1 + np.exp(-gamma * (iteration - param.stepsize)))
+                # e^700 is nearly the largest number, and the rate then zero to every digit.
+                return base / (1 + math.exp(min(700.0, -gamma * (iteration - param.stepsize))))
+
+
+def _power(base: float, exponent: float) -> float:
+    """Return base^exponent: infinite beyond all numbers, NaN where it is none."""
+    try:
+        return math.pow(base, exponent)
+    except OverflowError:
+        return math.inf
+    except ValueError:
+        return math.inf if base == 0 else math.nan
