@@ -35,7 +35,7 @@ from typing import Any
 
 from cgdnn import machine
 from cgdnn.kernels._jit import INT, REAL, array, device, kernel, scratch
-from cgdnn.kernels.relay import fill_zero, from_lanes, to_lanes, to_pixels
+from cgdnn.kernels.relay import fill_zero, from_lanes, relay_planes, to_lanes, to_pixels
 from cgdnn.kernels.vector import (
     Emitter,
     constant,
@@ -156,90 +156,6 @@ def _filters_tile(  # type: ignore[no-untyped-def]
                     e.store(build.load(slot), e.at(place, build.mul(t_vector, e.integer(v))))
 
 
-@emitted
-def _relay_rows(e, u, u_start, x, x_start, x_row, rows, width, first, stride, columns):  # type: ignore[no-untyped-def]
-    """Set u[i, j] = x[i, first + j * stride], or 0 outside of the row, at stride 1, 2 or 4."""
-    build = e.builder
-    vectors = build.sdiv(build.add(columns, e.integer(e.lanes - 1)), e.integer(e.lanes))
-    with e.cases(build.lshr(stride, e.integer(1)), 3) as each:
-        for doublings in each:
-            with e.loop(rows) as i:
-                source = e.at(x, x_start, build.mul(i.index, x_row))
-                target = e.at(u, u_start, build.mul(i.index, columns))
-                with e.loop(vectors) as v:
-                    place = build.mul(v.index, e.integer(e.lanes))
-                    start = build.add(first, build.mul(place, e.integer(1 << doublings)))
-                    parts = []
-                    for span in range(1 << doublings):
-                        column = build.add(start, e.integer(span * e.lanes))
-                        mask = e.within(e.lane_numbers(column), width)
-                        e.prefetch(e.at(source, column, build.mul(x_row, e.integer(8))))
-                        parts.append(e.load(e.at(source, column), mask))
-                    while len(parts) > 1:
-                        even = range(0, 2 * e.lanes, 2)
-                        pairs = zip(parts[::2], parts[1::2], strict=True)
-                        parts = [e.shuffle(a, b, even) for a, b in pairs]
-                    e.store(parts[0], e.at(target, place), e.first_lanes(build.sub(columns, place)))
-
-
-@device
-def _relay(  # type: ignore[no-untyped-def]
-    x, n, images, c_begin, c_end, row_begin, rows, row_stride, firsts, stride, columns, u,
-    u_channel, u_plane,
-):  # fmt: skip
-    """Write rows row_begin, row_begin + row_stride, ... of some images and channels to u.
-
-    Row i of plane p of image m of channel c begins at
-    c * u_channel + (m * planes + p) * u_plane + i * columns.
-    """
-    height, width = x.shape[2], x.shape[3]
-    top = min(rows, max(0, (row_stride - 1 - row_begin) // row_stride))
-    bottom = max(top, min(rows, (height - 1 - row_begin) // row_stride + 1))
-    for c in range(c_begin, c_end):
-        for image in range(images):
-            source = ((n + image) * x.shape[1] + c) * height + row_begin + top * row_stride
-            for plane in range(firsts.shape[0]):
-                place = (c - c_begin) * u_channel
-                place += (image * firsts.shape[0] + plane) * u_plane
-                for i in range(place, place + top * columns):
-                    u[i] = 0
-                if stride == 1 or stride == 2 or stride == 4:
-                    _relay_rows(
-                        u, place + top * columns, x, source * width, row_stride * width,
-                        bottom - top, width, firsts[plane], stride, columns,
-                    )  # fmt: skip
-                else:
-                    for i in range(top, bottom):
-                        for j in range(columns):
-                            column = firsts[plane] + j * stride
-                            inside = 0 <= column < width
-                            u[place + i * columns + j] = (
-                                x[n + image, c, row_begin + i * row_stride, column] if inside else 0
-                            )  # fmt: skip
-                for i in range(place + bottom * columns, place + rows * columns):
-                    u[i] = 0
-
-
-@kernel(array(4), array(4), array(1, "int64"), INT, INT, INT, INT)
-def conv_direct_sample(x, y, firsts, row_stride, stride, begin, end):  # type: ignore[no-untyped-def]
-    """Set y[n, c, i, j] = x[n, c, i * row_stride, firsts[0] + j * stride] for images [begin, end).
-
-    Parameters
-    ----------
-    x : array (N, C, H, W)
-    y : array (N, C, OH, OW)
-    firsts : array of int64 (1,)
-    row_stride, stride : int
-    """
-    rows, columns = y.shape[2], y.shape[3]
-    image = y.shape[1] * rows * columns
-    for n in range(begin, end):
-        _relay(
-            x, n, 1, 0, x.shape[1], 0, rows, row_stride, firsts, stride, columns,
-            y.reshape(y.size)[n * image :], rows * columns, 0,
-        )  # fmt: skip
-
-
 _READING = (
     array(2, "int64"), array(3, "int64"), array(1, "int64"), *(INT,) * 13, scratch(1)
 )  # fmt: skip
@@ -310,7 +226,7 @@ def conv_direct_filters(  # type: ignore[no-untyped-def]
                 for c in range(0, channels, block):
                     c_end = min(c + block, channels)
                     if relays:
-                        _relay(
+                        relay_planes(
                             x, n, images, g * channels + c, g * channels + c_end,
                             row_first + r_begin * row_step * row_stride, rows, row_stride,
                             firsts, stride, columns, u, channel_pitch, u_plane,
@@ -470,7 +386,7 @@ def conv_direct_pixels(  # type: ignore[no-untyped-def]
             for r_begin in range(0, oh, band):
                 r_end = min(r_begin + band, oh)
                 rows = (r_end - r_begin - 1) * row_step + span
-                _relay(
+                relay_planes(
                     x, n, images, g * channels, (g + 1) * channels,
                     row_first + r_begin * row_step * row_stride, rows, row_stride,
                     firsts, stride, columns, u, channel_pitch, u_plane,
@@ -710,7 +626,7 @@ def _add_gradients(  # type: ignore[no-untyped-def]
                     image_pitch, row_pitch = x.shape[1] * oh * ow, ow
                     pixel_pitch, scalar_pitch = 1, oh * ow
                 elif channels == 1:
-                    _relay(
+                    relay_planes(
                         x, n, images, g, g + 1, row_begin, rows, row_stride, firsts, 1, columns,
                         u, 0, rows * columns,
                     )  # fmt: skip

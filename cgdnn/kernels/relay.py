@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cgdnn.kernels._jit import device
 from cgdnn.kernels.vector import Emitter, emitted
 
 _ROWS = 8
@@ -154,3 +155,67 @@ def copy_vectors(e, x, x_start, x_step, y, y_start, y_step, count):  # type: ign
     """Copy `count` vectors, which begin some elements apart."""
     with e.sweep(count, (e.at(x, x_start), x_step), (e.at(y, y_start), y_step)) as (source, target):
         e.store(e.load(source), target)
+
+
+@emitted
+def _relay_rows(e, u, u_start, x, x_start, x_row, rows, width, first, stride, columns):  # type: ignore[no-untyped-def]
+    """Set u[i, j] = x[i, first + j * stride], or 0 outside of the row, at stride 1, 2 or 4."""
+    build = e.builder
+    vectors = build.sdiv(build.add(columns, e.integer(e.lanes - 1)), e.integer(e.lanes))
+    with e.cases(build.lshr(stride, e.integer(1)), 3) as each:
+        for doublings in each:
+            with e.loop(rows) as i:
+                source = e.at(x, x_start, build.mul(i.index, x_row))
+                target = e.at(u, u_start, build.mul(i.index, columns))
+                with e.loop(vectors) as v:
+                    place = build.mul(v.index, e.integer(e.lanes))
+                    start = build.add(first, build.mul(place, e.integer(1 << doublings)))
+                    parts = []
+                    for span in range(1 << doublings):
+                        column = build.add(start, e.integer(span * e.lanes))
+                        mask = e.within(e.lane_numbers(column), width)
+                        e.prefetch(e.at(source, column, build.mul(x_row, e.integer(8))))
+                        parts.append(e.load(e.at(source, column), mask))
+                    while len(parts) > 1:
+                        even = range(0, 2 * e.lanes, 2)
+                        pairs = zip(parts[::2], parts[1::2], strict=True)
+                        parts = [e.shuffle(a, b, even) for a, b in pairs]
+                    e.store(parts[0], e.at(target, place), e.first_lanes(build.sub(columns, place)))
+
+
+@device
+def relay_planes(  # type: ignore[no-untyped-def]
+    x, n, images, c_begin, c_end, row_begin, rows, row_stride, firsts, stride, columns, u,
+    u_channel, u_plane,
+):  # fmt: skip
+    """Write rows row_begin, row_begin + row_stride, ... of some images and channels to u.
+
+    Row i of plane p of image m of channel c begins at
+    c * u_channel + (m * planes + p) * u_plane + i * columns.
+    """
+    height, width = x.shape[2], x.shape[3]
+    top = min(rows, max(0, (row_stride - 1 - row_begin) // row_stride))
+    bottom = max(top, min(rows, (height - 1 - row_begin) // row_stride + 1))
+    for c in range(c_begin, c_end):
+        for image in range(images):
+            source = ((n + image) * x.shape[1] + c) * height + row_begin + top * row_stride
+            for plane in range(firsts.shape[0]):
+                place = (c - c_begin) * u_channel
+                place += (image * firsts.shape[0] + plane) * u_plane
+                for i in range(place, place + top * columns):
+                    u[i] = 0
+                if stride == 1 or stride == 2 or stride == 4:
+                    _relay_rows(
+                        u, place + top * columns, x, source * width, row_stride * width,
+                        bottom - top, width, firsts[plane], stride, columns,
+                    )  # fmt: skip
+                else:
+                    for i in range(top, bottom):
+                        for j in range(columns):
+                            column = firsts[plane] + j * stride
+                            inside = 0 <= column < width
+                            u[place + i * columns + j] = (
+                                x[n + image, c, row_begin + i * row_stride, column] if inside else 0
+                            )  # fmt: skip
+                for i in range(place + bottom * columns, place + rows * columns):
+                    u[i] = 0

@@ -422,14 +422,17 @@ class Emitter:
             width = half
         return vectors[0]
 
-    def transposed(self, vectors: Sequence[Any]) -> list[Any]:
-        """Return the transposes of the squares that as many lanes of some vectors make up."""
+    def transposed(self, vectors: Sequence[Any], unit: int = 1) -> list[Any]:
+        """Return the transposes of the squares that as many units of some vectors make up.
+
+        A unit is so many neighbouring lanes.
+        """
         vectors = list(vectors)
         width = 1
         while width < len(vectors):
-            lanes = range(self.lanes)
-            low = [i if not i & width else self.lanes + i - width for i in lanes]
-            high = [i + width if not i & width else self.lanes + i for i in lanes]
+            lanes, step = range(self.lanes), width * unit
+            low = [i if not i & step else self.lanes + i - step for i in lanes]
+            high = [i + step if not i & step else self.lanes + i for i in lanes]
             for i in range(len(vectors)):
                 if not i & width:
                     a, b = vectors[i], vectors[i + width]

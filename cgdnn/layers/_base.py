@@ -240,9 +240,18 @@ class Operands:
         """Return memory private to the worker that runs the piece, with undefined content."""
         return Use(Buffer(f"{self._prefix}.{name}", shape, dtype, "scratch"), "write", "whole")
 
-    def accumulate(self, index: int) -> Slot:
-        """Return 1.0 where the diff of parameter `index` must be added to, 0.0 where replaced."""
-        return Slot("accumulate", self.param_diff[index])
+    def accumulate(self, index: int) -> Slot | float:
+        """Return 1.0 where the diff of parameter `index` must be added to, 0.0 where replaced.
+
+        A temporary in place of the diff is always replaced.
+        """
+        diff = self.param_diff[index]
+        return 0.0 if diff.kind == "temporary" else Slot("accumulate", diff)
+
+    def gradient(self, index: int, shape: Shape) -> Use:
+        """Return the diff of parameter `index`, to be added to or replaced (see `accumulate`)."""
+        diff = self.param_diff[index]
+        return (write if diff.kind == "temporary" else update)(diff, shape)
 
 
 def state_of(states: dict[str, Buffer], layer: str, name: str, shape: Shape, dtype: str) -> Buffer:

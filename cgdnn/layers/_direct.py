@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd, prod
-
-import numpy as np
+from math import gcd
 
 from cgdnn.kernels import conv_direct as kernels
 from cgdnn.kernels import stencil
@@ -69,9 +67,8 @@ class Direct:
     def forward(self, operands: Operands) -> list[Step]:
         """Return the step that packs the weights, and one over samples for each bottom."""
         bias = read_all(operands.param[-1], (operands.param[-1].size,))
-        steps, bottoms = self._samples(operands)
-        pairs = list(zip(bottoms, operands.top, strict=True))
-        return steps + self._products(operands, "forward", pairs, bias, self.bias)
+        pairs = list(zip(operands.bottom, operands.top, strict=True))
+        return self._products(operands, "forward", pairs, bias, self.bias)
 
     def backward_data(self, operands: Operands) -> list[Step]:
         """Return the step that packs the weights, and one over samples for each diff."""
@@ -82,33 +79,10 @@ class Direct:
 
     def backward_weights(self, operands: Operands) -> list[Step]:
         """Return the steps that sum the gradients of all bottoms, one bottom after the other."""
-        steps, bottoms = self._samples(operands)
-        for x, dy in zip(bottoms, operands.top_diff, strict=True):
+        steps: list[Step] = []
+        for x, dy in zip(operands.bottom, operands.top_diff, strict=True):
             steps += (self._by_filter if self._together else self._by_sample)(operands, x, dy)
         return steps
-
-    def _samples(self, operands: Operands) -> tuple[list[Step], list[Buffer]]:
-        """Return the steps that copy what is read of the bottoms, and the copies.
-
-        No steps, and the bottoms, unless a stride leaves pixels that are not read.
-        """
-        if self._sampled is self.window:
-            return [], operands.bottom
-        rows, columns = self.window.rows, self.window.columns
-        firsts = read_all(operands.constant("direct.sample.firsts", np.zeros(1, np.int64)))
-        whole, shape = (self._views(window)[0] for window in (self.window, self._sampled))
-        copies = [operands.temporary("x", shape) for _ in operands.bottom]
-        steps = []
-        for x, copy in zip(operands.bottom, copies, strict=True):
-            arguments: list[Argument] = [read(x, whole), write(copy), firsts]
-            arguments += [rows.stride, columns.stride, BEGIN, END]
-            cost = stencil.RELAY * prod(shape[1:])
-            steps.append(Step(kernels.conv_direct_sample, arguments, self.samples, cost))
-        return steps, copies
-
-    @cached_property
-    def _sampled(self) -> stencil.Window:
-        return self.window.sampled
 
     @property
     def _filters(self) -> int:
@@ -116,7 +90,7 @@ class Direct:
 
     @cached_property
     def _weights(self) -> stencil.WeightStencil:
-        return stencil.backward_weights(self._sampled.flat, self._together or None)
+        return stencil.backward_weights(self.window.flat, self._together or None)
 
     @cached_property
     def _together(self) -> int:
@@ -124,7 +98,7 @@ class Direct:
 
         They divide those of a group. 0 where a piece computes all filters from some images.
         """
-        window, unit = self._sampled, stencil.unit_filters()
+        window, unit = self.window, stencil.unit_filters()
         pixels = self.samples * window.rows.output * window.columns.output
         weights = self._filters * window.channels * window.taps
         if weights <= _MOST_PARTIAL and (not window.pointwise or pixels > _MOST_PIXELS):
@@ -138,14 +112,12 @@ class Direct:
 
     def _stencil(self, which: str) -> stencil.Stencil:
         describe: Callable[..., stencil.Stencil] = getattr(stencil, which)
-        return describe(self._window(which), pixel_lanes=self.pixel_lanes)
+        return describe(self.window.flat, pixel_lanes=self.pixel_lanes)
 
-    def _window(self, which: str) -> stencil.Window:
-        """Return the convolution that computes outputs or data gradients."""
-        return (self._sampled if which == "forward" else self.window).flat
-
-    def _views(self, window: stencil.Window) -> tuple[Shape, Shape]:
-        """Return the shapes of a bottom and a top."""
+    @property
+    def _views(self) -> tuple[Shape, Shape]:
+        """The shapes of a bottom and a top."""
+        window = self.window.flat
         axes = (window.rows, window.columns)
         inputs = (self.samples, window.group * window.channels, *(side.size for side in axes))
         return inputs, (self.samples, self._filters, *(side.output for side in axes))
@@ -172,7 +144,7 @@ class Direct:
             read_all(operands.constant(f"direct.{which}.{lanes}.{name}", values))
             for name, values in zip(names, plan.tables, strict=True)
         ]
-        shapes = self._views(self._window(which))
+        shapes = self._views
         source, target = reversed(shapes) if transposed else shapes
         last: list[Argument] = [operands.scratch("u", (plan.relaid,))]
         if self.pixel_lanes:
@@ -193,7 +165,7 @@ class Direct:
             operands.partial("dw", (plan.units * plan.depth * unit,)),
             operands.partial("db", (plan.units * unit,)),
         ]
-        inputs, outputs = self._views(self._sampled.flat)
+        inputs, outputs = self._views
         arrays = [read(x, inputs), read(dy, outputs), *map(row, sums)]
         arguments = [*arrays, *self._weights_arguments(operands), PIECE, BEGIN, END]
         run = kernels.conv_direct_backward_weights
@@ -205,7 +177,7 @@ class Direct:
     def _by_filter(self, operands: Operands, x: Buffer, dy: Buffer) -> list[Step]:
         """Return one step over filters that reads all samples."""
         plan, unit, units = self._weights, stencil.unit_filters(), self._together
-        inputs, outputs = self._views(self._sampled.flat)
+        inputs, outputs = self._views
         weights = (self._filters, self.window.channels, self.window.taps)
         diffs = operands.param_diff
         arrays = [read_all(x, inputs), read_all(dy, outputs)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cgdnn.kernels.reduce import reduce_rows
-from cgdnn.layers._base import BEGIN, END, Argument, Buffer, Operands, Step, rows, update
+from cgdnn.layers._base import BEGIN, END, Argument, Buffer, Operands, Step, rows
 
 _COST = 2.0
 """Nanoseconds of a sum."""
@@ -16,7 +16,8 @@ def add_partials(operands: Operands, sums: Sequence[Buffer]) -> list[Step]:
     steps = []
     for index, diff in enumerate(operands.param_diff):
         if operands.learn[index]:
-            target: list[Argument] = [update(diff, (diff.size,)), operands.accumulate(index)]
-            arguments = [rows(sums[index]), *target, BEGIN, END]
+            target = operands.gradient(index, (diff.size,))
+            arguments: list[Argument] = [rows(sums[index]), target, operands.accumulate(index)]
+            arguments += [BEGIN, END]
             steps.append(Step(reduce_rows, arguments, diff.size, _COST))
     return steps

@@ -23,7 +23,6 @@ from cgdnn.layers._base import (
     read,
     read_all,
     row,
-    update,
     write,
 )
 from cgdnn.layers._layout import CHANNEL_LANE, lanes, stored_shape
@@ -405,7 +404,7 @@ class Winograd:
         arrays = [
             *_blob(read_all, x, self.x),
             *_blob(read_all, dy, self.y),
-            *(update(diff, (1, diff.size)) for diff in (diffs[0], diffs[-1])),
+            *(operands.gradient(index, (1, diffs[index].size)) for index in (0, -1)),
         ]
         groups = self.x[0] // self._summing.images
         numbers: list[Argument] = [0, keep[0], keep[-1], BEGIN, END, groups, 0, 1]

@@ -41,6 +41,7 @@ from cgdnn.layers._direct import Direct
 from cgdnn.layers._images import DirectImages, WinogradImages
 from cgdnn.layers._layout import CHANNEL_LANE, IMAGE_LANE, NCHW, refuse_few_images
 from cgdnn.layers._partial import add_partials
+from cgdnn.layers._phases import Phased, Phases
 from cgdnn.layers._sparse import Sparse
 from cgdnn.layers._winograd import Winograd
 from cgdnn.layers.pooling import Pooling
@@ -48,7 +49,7 @@ from cgdnn.layers.pooling import Pooling
 _FLOP_NANOSECONDS = 0.006
 _UNFOLD_FLOP, _UNFOLD_ELEMENT, _UNFOLD_VALUE = 0.0048, 0.1, 0.15
 """Nanoseconds that unfolding takes for a flop of its products, for an element of the unfolded
-input, and for each channel and filter of an output pixel."""
+input, and for each channel and filter of a pixel."""
 _MOST_PARTIAL = 1 << 20
 """Weights beyond which each piece of the weight gradient computes some filters from all images,
 rather than all filters from some images: sixteen partial gradients would take too much memory."""
@@ -60,6 +61,7 @@ _MOST_NEAR_WEIGHTS = 1 << 16
 
 _INEXACT = "rounds worse than sums of products, and exact results are asked for"
 _WINOGRAD_SIZES = f"serves kernels of {' and '.join(f'{size}x{size}' for size in TAPS)}"
+_PHASED_SIZES = f"serves square kernels of up to {max(TAPS)} times the stride"
 AnyImages = TypeVar("AnyImages", DirectImages, WinogradImages)
 
 
@@ -334,15 +336,36 @@ class Convolution(Layer):
             return Slower(f"would take {share:.1f} times as long at {self.zeros:.0%} zeros in dy")
         return None
 
-    def _winograd(self) -> Winograd:
+    def _winograd(self) -> Winograd | Phased:
         bias = self.node.param.convolution_param.bias_term
+        if self._axes[0].stride > 1:
+            phases = self._phases(min(t for t in TAPS if t >= self._phase_taps))
+            return Phased(
+                phases, Winograd(phases.images, phases.filters, self._top_view, (0, 0), bias)
+            )
         pad = (self._axes[0].pad, self._axes[1].pad)
         return Winograd(self._bottom_view, self._weight_view, self._top_view, pad, bias)
+
+    @property
+    def _phase_taps(self) -> int:
+        """Taps that the longest phase of an axis of the kernel has."""
+        return -(-self._weight_view[2] // self._axes[0].stride)
+
+    @property
+    def _rows_and_columns(self) -> list[Axis]:
+        """Up to two spatial axes as two."""
+        return [Axis(1, 1, 1, 0, 1)] * (2 - len(self._axes)) + self._axes
+
+    def _phases(self, taps: int) -> Phases:
+        """Return how the spatial axes, with a stride, consist of phases of so many taps."""
+        rows, columns = self._rows_and_columns
+        stride, pad = (rows.stride, columns.stride), (rows.pad, columns.pad)
+        return Phases(self._bottom_view, self._weight_view, self._top_view, stride, pad, taps)
 
     def _winograd_layouts(self) -> tuple[Pair, ...]:
         """Return the pairs of layouts that Winograd's algorithm serves with channels in lanes."""
         plain = len(self._axes) != 2 or self.bottom_shapes[0] != self._bottom_shape
-        if plain or self._weight_view[2] not in TAPS:
+        if plain or self._misfits_winograd() is not None:
             return ((NCHW, NCHW),)
         whole = self._winograd().whole_vectors
         below, above = ((NCHW, CHANNEL_LANE) if full else (NCHW,) for full in whole)
@@ -356,16 +379,26 @@ class Convolution(Layer):
     def _refuse_winograd(self, which: str) -> str | None:
         if self.exact:
             return _INEXACT
-        if len(self._axes) != 2 or any(axis.stride * axis.dilation != 1 for axis in self._axes):
-            return "serves two spatial axes with stride 1 and dilation 1"
-        if self._weight_view[2] != self._weight_view[3] or self._weight_view[2] not in TAPS:
-            return _WINOGRAD_SIZES
+        reason = self._misfits_winograd()
+        if reason is not None:
+            return reason
         plain, name = min(
             (self._sample_cost * self._samples, "unfolding"),
             (self._direct(pixel_lanes=False).cost(which), "direct convolution"),
         )
         share = self._winograd().cost(which) / plain
         return Slower(f"would take {share:.1f} times as long as {name}") if share >= 1 else None
+
+    def _misfits_winograd(self) -> str | None:
+        """Return why Winograd's algorithm cannot serve, however fast and exact it is."""
+        if len(self._axes) != 2 or any(axis.dilation != 1 for axis in self._axes):
+            return "serves two spatial axes with dilation 1"
+        if self._axes[0].stride != self._axes[1].stride:
+            return "serves the same stride on both axes"
+        square = self._weight_view[2] == self._weight_view[3]
+        if self._axes[0].stride > 1:
+            return None if square and self._phase_taps <= max(TAPS) else _PHASED_SIZES
+        return None if square and self._weight_view[2] in TAPS else _WINOGRAD_SIZES
 
     def _images_candidates(self, which: str) -> list[Candidate]:
         """Return the kernels for images in the lanes, the ones that should be faster first."""
@@ -447,12 +480,13 @@ class Convolution(Layer):
             return Slower(f"would take {share:.1f} times as long as Winograd's algorithm")
         return None
 
-    def _direct(self, pixel_lanes: bool) -> Direct:
-        rows, columns = [Axis(1, 1, 1, 0, 1)] * (2 - len(self._axes)) + self._axes
+    def _direct(self, pixel_lanes: bool) -> Direct | Phased:
+        rows, columns = self._rows_and_columns
         param = self.node.param.convolution_param
         channels, filters = self._weight_view[1], self._weight_view[0] // param.group
         window = stencil.Window(param.group, channels, filters, rows, columns)
-        return Direct(self._samples, window, param.bias_term, pixel_lanes)
+        direct = Direct(self._samples, window.sampled, param.bias_term, pixel_lanes)
+        return direct if window.sampled is window else Phased(self._phases(1), direct)
 
     def _direct_candidates(self, which: str) -> list[Candidate]:
         """Return the direct kernels, the ones that should be faster first."""
@@ -482,7 +516,8 @@ class Convolution(Layer):
         taps, pixels = prod(self._weight_view[2:]), prod(self._top_view[2:])
         flops = 2 * prod(self._top_view[1:]) * prod(self._weight_view[1:])
         unfold = _UNFOLD_FLOP * flops + _UNFOLD_ELEMENT * self._channels * taps * pixels
-        unfold += _UNFOLD_VALUE * (self._channels + self._weight_view[0]) * pixels
+        given = prod(self._bottom_view[2:]) if which == "backward_data" else pixels
+        unfold += _UNFOLD_VALUE * (self._channels * given + self._weight_view[0] * pixels)
         share = self._direct(pixel_lanes).cost(which) / (self._samples * unfold)
         if share >= 1:
             return Slower(f"would take {share:.1f} times as long as unfolding")

@@ -366,7 +366,9 @@ class Lowering:
         lent: Collection[tuple[int, str]] = (),
         carried: Collection[tuple[int, str]] = (),
     ) -> Program:
-        handed = chains([work.step for work in works], self._homes(carried), self.size_of)
+        written = {buffer for work in works for buffer in _written(work)}
+        temporary = {buffer for buffer in written if buffer.kind == "temporary"}
+        handed = chains([w.step for w in works], self._homes(carried) | temporary, self.size_of)
         tasks: list[Task] = []
         pieces: dict[Buffer, int] = {}
         for index, work in enumerate(works):

@@ -216,16 +216,6 @@ def test_nan_in_dy_reaches_its_filter_only(dtype):
     assert np.isnan(case.backward_data(False)[1, :, 2:5, 1:4]).all()
 
 
-@pytest.mark.parametrize("stride", [2, 3])
-def test_a_piece_samples_its_images_only(dtype, stride):
-    x = np.random.default_rng(stride).standard_normal((4, 3, 9, 11)).astype(dtype)
-    want = np.full((4, 3, -(-9 // stride), -(-11 // stride)), np.nan, dtype)
-    want[1:3] = x[1:3, :, ::stride, ::stride]
-    y = np.full_like(want, np.nan)
-    kernels.conv_direct_sample(x, y, np.zeros(1, np.int64), stride, stride, 1, 3)
-    np.testing.assert_array_equal(y, want)
-
-
 @pytest.mark.parametrize(
     ("size", "rows"), [((7, 7), (1, 49)), ((28, 28), (7, 112)), ((56, 56), (28, 112))]
 )

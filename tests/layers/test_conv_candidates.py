@@ -19,6 +19,11 @@ WIDER = [
     test_convolution.case("17 kernel_size: 3 pad: 1", (2, 9, 13, 11), (2, 17, 13, 11)),
     test_convolution.case("18 kernel_size: 5 pad: 2 group: 2", (3, 6, 9, 10), (3, 18, 9, 10)),
     test_convolution.case("7 kernel_size: 4 stride: 3 pad: 1", (2, 17, 12, 9), (2, 7, 4, 3)),
+    test_convolution.case(
+        "6 kernel_size: 7 stride: 2 pad: 3 group: 2", (2, 4, 13, 10), (2, 6, 7, 5)
+    ),
+    test_convolution.case("17 kernel_size: 11 stride: 4", (2, 3, 27, 31), (2, 17, 5, 6), bottoms=2),
+    test_convolution.case("18 kernel_size: 1 stride: 2", (2, 17, 8, 9), (2, 18, 4, 5), bottoms=2),
 ]
 plain = Convolution.candidates
 

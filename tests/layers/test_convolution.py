@@ -119,10 +119,25 @@ def test_winograd_is_worth_it_for_colour_images():
 
 
 @pytest.mark.parametrize(
+    ("fields", "shape"),
+    [
+        ("96 kernel_size: 11 stride: 4", (32, 3, 227, 227)),
+        ("250 kernel_size: 5 stride: 2", (16, 120, 64, 64)),
+    ],
+)
+def test_winograd_is_chosen_for_phases_of_large_kernels(fields, shape):
+    assert {candidate.name for candidate in chosen(fields, shape)[0].values()} == {"winograd"}
+    exact = chosen(fields, shape, exact=True)[0]
+    assert "winograd" not in {candidate.name for candidate in exact.values()}
+
+
+@pytest.mark.parametrize(
     ("fields", "shape", "reason"),
     [
-        ("32 kernel_size: 3 stride: 2", (2, 32, 16, 16), "serves two spatial axes with stride 1"),
-        ("32 kernel_size: 3 dilation: 2", (2, 32, 16, 16), "and dilation 1"),
+        ("32 kernel_size: 3 stride: 2", (8, 32, 32, 32), "times as long as"),
+        ("32 kernel_size: 3 stride_h: 2 stride_w: 1", (2, 32, 16, 16), "the same stride on both"),
+        ("32 kernel_size: 11 stride: 2", (2, 32, 16, 16), "up to 5 times the stride"),
+        ("32 kernel_size: 3 dilation: 2", (2, 32, 16, 16), "with dilation 1"),
         ("32 kernel_size: 3", (2, 32, 16), "serves two spatial axes"),
         ("32 kernel_size: 7", (2, 32, 16, 16), "serves kernels of 3x3 and 5x5"),
         ("32 kernel_h: 3 kernel_w: 5", (2, 32, 16, 16), "serves kernels of 3x3 and 5x5"),
