@@ -52,11 +52,11 @@ def full_layouts(shape: Shape) -> tuple[Pair, ...]:
     return tuple((layout, layout) for layout in [NCHW, *filled])
 
 
-def refuse_few_images(samples: int) -> str | None:
+def refuse_few_images(samples: int, least: int = LEAST_GROUPS) -> str | None:
     """Return why a batch is not worth kernels with images in the lanes, if so."""
     groups, rest = divmod(samples, lanes())
-    if rest or groups < LEAST_GROUPS:
-        return f"serves batches of a multiple of {lanes()} images, {LEAST_GROUPS} or more times"
+    if rest or groups < least:
+        return f"serves batches of a multiple of {lanes()} images, {least} or more times"
     return None
 
 

@@ -28,7 +28,7 @@ from cgdnn.layers._base import (
     write,
     write_across,
 )
-from cgdnn.layers._layout import IMAGE_LANE, lanes, refuse_few_images
+from cgdnn.layers._layout import IMAGE_LANE, LEAST_GROUPS, lanes, refuse_few_images
 
 _FLOP_NANOSECONDS, _IMAGES_FLOP_NANOSECONDS = 0.006, 0.005
 _WEIGHT_NANOSECONDS = 0.2
@@ -91,16 +91,18 @@ class InnerProduct(Layer):
         images = Candidate(
             "image_lanes",
             lambda layer, operands: getattr(layer, f"_{which}_images")(operands),
-            lambda layer: layer._refuse_images(),
+            lambda layer: layer._refuse_images(which),
             ((IMAGE_LANE, IMAGE_LANE),),
         )
         return [*plain, images]
 
-    def _refuse_images(self) -> str | None:
-        """Return why the layer cannot work with images in the lanes, if so."""
+    def _refuse_images(self, which: str) -> str | None:
+        """Return why the layer cannot run a pass with images in the lanes, if so."""
         if self._samples != self.bottom_shapes[0][0]:
             return "serves one axis of samples"
-        return refuse_few_images(self._samples)
+        # Along rows two vectors meet a weight in time. Columns of weights cost a line for each.
+        along_rows = (which == "forward") != self.node.param.inner_product_param.transpose
+        return refuse_few_images(self._samples, 2 if along_rows else LEAST_GROUPS)
 
     def forward(self, operands: Operands) -> list[Step]:
         """Return the product with the weights."""

@@ -73,16 +73,23 @@ def test_images_in_lanes(fields, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("shape", "axis", "reason"),
+    ("shape", "fields", "which", "reason"),
     [
-        ((4 * lanes(), 2, 3), 2, "serves one axis of samples"),
-        ((3 * lanes(), 6), 1, "serves batches of a multiple of"),
-        ((4 * lanes() + 1, 6), 1, "serves batches of a multiple of"),
+        ((4 * lanes(), 2, 3), "axis: 2", "forward", "serves one axis of samples"),
+        ((4 * lanes() + 1, 6), "", "forward", "serves batches of a multiple of"),
+        ((1 * lanes(), 6), "", "forward", "serves batches of a multiple of"),
+        ((2 * lanes(), 6), "", "forward", None),
+        ((2 * lanes(), 6), "transpose: true", "backward_data", None),
+        ((3 * lanes(), 6), "", "backward_data", "serves batches of a multiple of"),
+        ((3 * lanes(), 6), "transpose: true", "forward", "serves batches of a multiple of"),
+        ((4 * lanes(), 6), "", "backward_data", None),
     ],
 )
-def test_refused_with_images_in_lanes(shape, axis, reason):
-    layer = Trial(case(f"5 axis: {axis}", shape, (*shape[:axis], 5))).planned.layer
-    assert layer.candidates("forward")[-1].refuse(layer).startswith(reason)
+def test_when_images_are_in_lanes(shape, fields, which, reason):
+    top = (*shape[:2], 5) if "axis" in fields else (shape[0], 5)
+    layer = Trial(case(f"5 {fields}", shape, top)).planned.layer
+    refused = layer.candidates(which)[-1].refuse(layer)
+    assert refused is reason is None or refused.startswith(reason)
 
 
 def test_weights_are_stored_transposed():
