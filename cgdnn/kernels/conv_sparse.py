@@ -16,6 +16,11 @@ Where maximum pooling alone reads the output, dy is what pooling passes on: each
 at the place of its maximum. backward_weights then lists the pooled gradients ("routed") and needs
 no dy; a place that is the maximum of several windows is listed several times.
 
+With few channels a row of the window is a run of elements that begins anywhere in a cache line, and
+most vectors would cross into the next, which takes two loads. Where a run fits a line, the runs of
+each window are brought to lines of their own first, for a band of rows that stays in the first
+cache.
+
 Each list is made by one pass over dy: compare with zero, compress, count. Values and places lie in
 two arrays, one list behind the other, with a table of starts, in scratch that fits the caches.
 CT-CSR of spg-CNN keeps one form for both passes, from which the data gradient can only scatter:
@@ -40,14 +45,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from llvmlite import ir
 from numba.core import cgutils
 
 from cgdnn import machine
-from cgdnn.kernels._jit import INT, REAL, Kernel, array, device, kernel, scratch
+from cgdnn.kernels._jit import (
+    INT,
+    REAL,
+    Kernel,
+    array,
+    device,
+    generated_device,
+    kernel,
+    scratch,
+)
 from cgdnn.kernels.relay import fill_zero, from_lanes, to_lanes, to_pixels
+from cgdnn.kernels.reorder import PLACE
 from cgdnn.kernels.vector import Emitter, add_sum, constant, emitted, lanes_of
 
 _I32 = ir.IntType(32)
@@ -59,8 +74,23 @@ _PANEL = 32
 """Filters whose non-zeros share a list of backward_data: a tile of their weights is 50 KB."""
 _NEAR_BYTES = 32 << 10
 """Size that a block of channels of a band of x should not exceed, to stay in the first cache."""
+_SPREAD_BYTES = 44 << 10
+"""Size that a band of spread x should not exceed, likewise."""
 _BAND_BYTES = 512 << 10
 """Size that a band of dx, or the lists of a band, should not exceed."""
+_LINE_BYTES = 64
+"""Bytes of a cache line."""
+
+_AHEAD = 4
+"""Planes of pooled gradients that are fetched ahead."""
+_PLACES_AHEAD = 64
+"""Places of pooled gradients that are fetched ahead."""
+
+Form = Literal["blocks", "runs", "spread"]
+"""How x lies for backward_weights: in blocks of channels; pixel by pixel without gaps, so that
+vectors span several pixels; or so that what each window meets of a row begins on a cache line."""
+Routed = Literal["", "planes", "lanes"]
+"""How the pooled gradients lie that are listed: in N, C, H, W or with channels in lanes."""
 
 
 def most_sums() -> int:
@@ -79,6 +109,24 @@ def _most_rows(vectors: int) -> int:
 
 
 @dataclass(frozen=True)
+class Pooled:
+    """The shapes of a maximum pooling behind a convolution.
+
+    Attributes
+    ----------
+    size : tuple of int
+        Rows and columns that are left of an output image.
+    kernel, stride, pad : int
+        Of its windows, in rows.
+    """
+
+    size: tuple[int, int]
+    kernel: int
+    stride: int
+    pad: int
+
+
+@dataclass(frozen=True)
 class Window:
     """The shapes of a convolution over two spatial axes; pairs are (rows, columns).
 
@@ -87,6 +135,8 @@ class Window:
     images, channels, filters : int
     size, output, kernel, stride, pad : tuple of int
         Of an input image, an output image, and the window.
+    pooled : Pooled, optional
+        The pooling whose gradients backward_weights lists in place of those of the output.
     """
 
     images: int
@@ -97,25 +147,39 @@ class Window:
     kernel: tuple[int, int]
     stride: tuple[int, int]
     pad: tuple[int, int]
+    pooled: Pooled | None = None
 
     @property
     def _blocks(self) -> int:
         return -(-self.channels // _lanes())
 
     @property
-    def packs(self) -> bool:
-        """Whether x is laid pixel by pixel without gaps, so that vectors span several pixels.
+    def _run(self) -> int:
+        """Elements that a row of the window meets where x lies pixel by pixel without gaps."""
+        return self.kernel[1] * self.channels
 
-        So it is where fewer vectors cover a row of the window: with few channels, or odd counts.
+    @property
+    def form(self) -> Form:
+        """How x lies: in runs where fewer vectors cover a row of the window than in blocks.
+
+        So it is with few channels, or odd counts. Runs of up to a cache line are spread.
         """
-        run = -(-self.kernel[1] * self.channels // _lanes())
-        return run < self.kernel[1] * self._blocks and run <= most_sums()
+        vectors = -(-self._run // _lanes())
+        if vectors >= self.kernel[1] * self._blocks or vectors > most_sums():
+            return "blocks"
+        return "spread" if 4 * self._run <= _LINE_BYTES and self.stride[1] == 1 else "runs"
+
+    @property
+    def pixel(self) -> int:
+        """Channels that lie together in runs; 0 for blocks."""
+        return 0 if self.form == "blocks" else self.channels
 
     @property
     def weights_vectors(self) -> int:
         """Vectors of x that a non-zero meets in backward_weights."""
-        columns = self.kernel[1] * (self.channels if self.packs else self._blocks * _lanes())
-        return self.kernel[0] * -(-columns // _lanes())
+        if self.form == "blocks":
+            return self.kernel[0] * self.kernel[1] * self._blocks
+        return self.kernel[0] * -(-self._run // _lanes())
 
     @property
     def data_vectors(self) -> int:
@@ -148,51 +212,82 @@ class Window:
         """Columns of a padded image."""
         return self.size[1] + 2 * self.pad[1]
 
+    @property
+    def lists(self) -> tuple[int, int]:
+        """Rows and columns of the gradients that backward_weights lists."""
+        return self.output if self.pooled is None else self.pooled.size
+
+    @property
+    def reach(self) -> tuple[int, int, int]:
+        """The output rows behind the listed ones: row i has ``i * step - back`` and those below.
+
+        Returns
+        -------
+        tuple of (step, back, rows)
+        """
+        if self.pooled is None:
+            return 1, 0, 1
+        return self.pooled.stride, self.pooled.pad, self.pooled.kernel
+
     def weights_band(self) -> tuple[int, int]:
-        """Return how many output rows of how many images backward_weights takes at a time.
+        """Return how many listed rows of how many images backward_weights takes at a time.
 
         All rows, where it is more than one image.
         """
-        pitch = self.channels if self.packs else _lanes()
-        most = _NEAR_BYTES // (4 * pitch * self._line)
-        band = self._band((most - self.kernel[0]) // self.stride[0] + 1)
-        images = most // self._band_rows(band) if band == self.output[0] else 1
+        step, _, rows = self.reach
+        near = _SPREAD_BYTES if self.form == "spread" else _NEAR_BYTES
+        most = near // (4 * self._near_row)
+        outputs = (most - self.kernel[0]) // self.stride[0] + 1
+        band = _fewest_bands(self.lists[0], (outputs - rows) // step + 1)
+        images = most // self._band_rows(band) if band == self.lists[0] else 1
         return band, max(n for n in range(1, max(1, images) + 1) if self.images % n == 0)
 
+    @property
+    def _near_row(self) -> int:
+        """Elements of a row of x that tiles of dw meet."""
+        if self.form == "spread":  # one more, since rows are an odd number of vectors apart
+            return (self.output[1] * -(-self._run // _lanes()) + 1) * _lanes()
+        return self._line * (self.channels if self.form == "runs" else _lanes())
+
     def _band_rows(self, band: int) -> int:
-        """Return the input rows that `band` output rows read."""
-        return (band - 1) * self.stride[0] + self.kernel[0]
+        """Return the input rows that a band of so many listed rows reads."""
+        step, _, rows = self.reach
+        return ((band - 1) * step + rows - 1) * self.stride[0] + self.kernel[0]
 
     def data_band(self) -> int:
         """Return how many output rows backward_data takes at a time."""
         row = 4 * self._blocks * _lanes() * self._line * self.stride[0]
         lists = 8 * self.filters * self.output[1]
-        return self._band(_BAND_BYTES // max(row, lists))
+        return _fewest_bands(self.output[0], _BAND_BYTES // max(row, lists))
 
-    def _band(self, most: int) -> int:
-        """Return the rows of the fewest equal bands of at most so many rows."""
-        bands = -(-self.output[0] // max(1, most))
-        return -(-self.output[0] // bands)
+    @property
+    def room(self) -> int:
+        """Elements from one list of backward_weights to the next.
 
-    def weights_scratch(self, filters: int, listed: int = 0) -> list[tuple[int, str]]:
+        With the vector beyond its end; an odd number of vectors, so that lists do not begin in the
+        same sets of a cache.
+        """
+        band, images = self.weights_band()
+        return (-(-images * band * self.lists[1] // _lanes()) + 1 | 1) * _lanes()
+
+    def weights_scratch(self, filters: int) -> list[tuple[int, str]]:
         """Return length and type of the scratch arrays of backward_weights, in order.
 
         Parameters
         ----------
         filters : int
             The most filters of a piece.
-        listed : int
-            Pooled gradients of an image and filter, where they are routed.
         """
         band, images = self.weights_band()
-        pitch = self.channels if self.packs else self._blocks * _lanes()
-        pixels = images * max(band * self.output[1], listed)
+        pixels, rows = images * band * self.lists[1], images * self._band_rows(band)
+        row = self._near_row * (self._blocks if self.form == "blocks" else 1)
+        beyond = -(-self._run // _lanes()) if self.form == "spread" else 1
         return [
-            (images * self._band_rows(band) * self._line * pitch + _lanes() ** 2, "real"),
-            (filters * pixels + _lanes(), "real"),
-            (filters * pixels + _lanes(), "int32"),
+            (rows * row + beyond * _lanes() ** 2, "real"),
+            (filters * self.room, "real"),
+            (filters * self.room, "int32"),
             (pixels + _lanes(), "int32"),
-            (filters + 1 + self._offsets(), "int64"),
+            (filters + self._offsets(), "int64"),
         ]
 
     def data_scratch(self) -> list[tuple[int, str]]:
@@ -211,6 +306,12 @@ class Window:
     def _offsets(self) -> int:
         """Return the rows of all windows: float64 has half the lanes, so more blocks."""
         return -(-2 * self.channels // _lanes()) * self.kernel[0]
+
+
+def _fewest_bands(rows: int, most: int) -> int:
+    """Return the rows of the fewest equal bands of at most so many rows."""
+    bands = -(-rows // max(1, most))
+    return -(-rows // bands)
 
 
 def _spread(elements: int) -> int:
@@ -252,23 +353,12 @@ def _compressed(e, vector, mask):  # type: ignore[no-untyped-def]
 
 @emitted
 def _list_planes(  # type: ignore[no-untyped-def]
-    e,
-    values,
-    places,
-    starts,
-    dy,
-    dy_start,
-    plane,
-    planes,
-    image,
-    images,
-    positions,
-    position_row,
-    count,
-):
+    e, values, places, room, ends, dy, dy_start, plane, planes, image, images, positions,
+    position_row, count,
+):  # fmt: skip
     """List the non-zeros of the first `count` elements of each plane of dy, in several images.
 
-    The list of plane p is [starts[p], starts[p + 1]); the place of element j of image i is
+    The list of plane p is [p * room, ends[p]); the place of element j of image i is
     positions[i * position_row + j].
     """
     build = e.builder
@@ -284,7 +374,7 @@ def _list_planes(  # type: ignore[no-untyped-def]
         _append(e, (values, places), cursor, e.load(e.at(source, at), mask), place)
 
     with e.loop(planes) as p:
-        build.store(build.load(cursor), e.at(starts, p.index))
+        build.store(build.mul(p.index, room), cursor)
         with e.loop(images) as i:
             source = e.at(dy, build.mul(p.index, plane), build.mul(i.index, image))
             table = e.at(positions, build.mul(i.index, position_row))
@@ -294,57 +384,133 @@ def _list_planes(  # type: ignore[no-untyped-def]
                 append(source, table, at, None)
             with build.if_then(build.icmp_signed(">", tail, e.integer(0))):
                 append(source, table, done, mask)
-    build.store(build.load(cursor), e.at(starts, planes))
+        build.store(build.load(cursor), e.at(ends, p.index))
+
+
+@emitted
+def _add_places(e, y, y_index, x, x_start, count):  # type: ignore[no-untyped-def]
+    """Add the sum of `count` places of x to PLACE elements of y."""
+    build, step = e.builder, e.integer(PLACE)
+    for part in range(0, PLACE, e.lanes):
+        target = e.at(y, y_index, e.integer(part))
+        total = e.variable(e.load(target))
+        with e.sweep(count, (e.at(x, x_start, e.integer(part)), step)) as (place,):
+            build.store(build.fadd(build.load(total), e.load(place)), total)
+        e.store(build.load(total), target)
+
+
+class _Route:
+    """Where in x the windows of routed gradients begin.
+
+    A gradient that goes to row r and column c of its plane, which is number ``r * width + c``, has
+    the place ``first + r * down + c * across``.
+    """
+
+    def __init__(self, e, width, first, down, across):  # type: ignore[no-untyped-def]
+        build, self._e = e.builder, e
+
+        def number(value):  # type: ignore[no-untyped-def]
+            return e.splat(build.trunc(value, _I32))
+
+        one = e.filled(1.0)
+        self._part = build.fdiv(one, e.splat(build.sitofp(width, e.vector.element)))
+        self._first, self._step = number(first), number(across)
+        self._rest = number(build.sub(down, build.mul(width, across)))
+
+    def places(self, target, moved):  # type: ignore[no-untyped-def]
+        """Return the places of a vector of numbers, moved."""
+        e, build = self._e, self._e.builder
+        # The row, exact: a half keeps the quotient away from whole numbers.
+        middle = build.fadd(build.sitofp(target, e.vector), e.filled(0.5))
+        row = build.fptosi(build.fmul(middle, self._part), target.type)
+        place = build.add(build.mul(target, self._step), build.mul(row, self._rest))
+        return e.shifted(build.add(place, self._first), moved)
 
 
 @emitted
 def _list_routed(  # type: ignore[no-untyped-def]
-    e, values, places, starts, dy, dy_start, route, plane, planes, image, images, image_place,
-    width, down, across,
+    e, values, places, room, ends, dy, route, start, plane, planes, image, images, count,
+    width, first, image_place, down, across,
 ):  # fmt: skip
-    """List the non-zeros of some planes of `plane` routed gradients, in several images.
+    """List the non-zeros of `count` routed gradients of each plane from `start` on.
 
-    The list of plane p is [starts[p], starts[p + 1]). A gradient that goes to row r and column c of
-    image i, routed to ``r * width + c``, has the place ``i * image_place + r * down + c * across``.
+    Of several images; the list of plane p is [p * room, ends[p]). For the places see `_Route`;
+    those of image i are ``i * image_place`` further.
     """
     build = e.builder
-    dy, route = e.at(dy, dy_start), e.at(route, dy_start)
-    whole = build.sdiv(plane, e.integer(e.lanes))
+    dy, route = e.at(dy, start), e.at(route, start)
+    whole = build.sdiv(count, e.integer(e.lanes))
     done = build.mul(whole, e.integer(e.lanes))
-    tail = build.sub(plane, done)
+    tail = build.sub(count, done)
     mask = e.first_lanes(tail)
     cursor = e.variable(e.integer(0))
-    one = e.filled(1.0)
-    part = build.fdiv(one, e.splat(build.sitofp(width, e.vector.element)))
+    windows = _Route(e, width, first, down, across)
+    ahead = build.mul(plane, e.integer(_AHEAD))
 
-    def number(value):  # type: ignore[no-untyped-def]
-        return e.splat(build.trunc(value, _I32))
-
-    step, rest = number(across), number(build.sub(down, build.mul(width, across)))
-
-    def append(source, targets, first, mask):  # type: ignore[no-untyped-def]
-        target = e.load_integers(targets, mask)
-        # The row, exact: a half keeps the quotient away from whole numbers.
-        middle = build.fadd(build.sitofp(target, e.vector), e.filled(0.5))
-        row = build.fptosi(build.fmul(middle, part), target.type)
-        place = build.add(build.mul(target, step), build.mul(row, rest))
-        place = build.add(place, number(first))
+    def append(source, targets, moved, mask):  # type: ignore[no-untyped-def]
+        place = windows.places(e.load_integers(targets, mask), moved)
         _append(e, (values, places), cursor, e.load(source, mask), place)
 
     with e.loop(planes) as p:
-        build.store(build.load(cursor), e.at(starts, p.index))
+        build.store(build.mul(p.index, room), cursor)
         with e.loop(images) as i:
             offset = build.add(build.mul(p.index, plane), build.mul(i.index, image))
-            first = build.mul(i.index, image_place)
+            moved = build.mul(i.index, image_place)
             source, targets = e.at(dy, offset), e.at(route, offset)
             lanes = e.integer(e.lanes)
             with e.sweep(whole, (source, lanes), (targets, lanes)) as (some, places_of_some):
-                for here in (some, places_of_some):  # the next plane of this image
-                    e.prefetch(e.at(here, plane))
-                append(some, places_of_some, first, None)
+                for here in (some, places_of_some):
+                    e.prefetch(e.at(here, ahead), nearest=False)
+                append(some, places_of_some, moved, None)
             with build.if_then(build.icmp_signed(">", tail, e.integer(0))):
-                append(e.at(source, done), e.at(targets, done), first, mask)
-    build.store(build.load(cursor), e.at(starts, planes))
+                append(e.at(source, done), e.at(targets, done), moved, mask)
+        build.store(build.load(cursor), e.at(ends, p.index))
+
+
+@emitted
+def _list_routed_lanes(  # type: ignore[no-untyped-def]
+    e, values, places, room, ends, dy, route, start, plane, planes, image, images, count,
+    width, first, image_place, down, across,
+):  # fmt: skip
+    """Do what `_list_routed` does where each place holds the gradients of PLACE filters.
+
+    `plane` is the elements of that many planes; `planes` counts filters, as there.
+    """
+    build, lanes = e.builder, e.integer(e.lanes)
+    groups = build.sdiv(build.add(count, e.integer(e.lanes - 1)), lanes)
+    windows = _Route(e, width, first, down, across)
+    with e.loop(planes) as p:
+        build.store(build.mul(p.index, room), e.at(ends, p.index))
+    blocks = build.sdiv(planes, e.integer(PLACE))
+    # Near the end of a block what is needed next lies at the beginning of the next one.
+    skipped = build.sub(e.integer(_PLACES_AHEAD), count)
+    next_block = build.add(plane, build.mul(skipped, e.integer(PLACE)))
+    with e.loop(blocks) as block, e.loop(images) as i, e.loop(groups) as group:
+        moved = build.mul(i.index, image_place)
+        pixel = build.mul(group.index, lanes)
+        offset = build.add(build.mul(block.index, plane), build.mul(i.index, image))
+        offset = build.add(offset, build.mul(pixel, e.integer(PLACE)))
+        last = build.sub(build.sub(count, pixel), e.integer(1))
+        beyond = build.icmp_signed("<", last, e.integer(_PLACES_AHEAD))
+        ahead = build.select(beyond, next_block, e.integer(_PLACES_AHEAD * PLACE))
+        for part in range(0, PLACE, e.lanes):
+            at = build.add(build.add(start, offset), e.integer(part))
+            given, targets = [], []
+            for k in range(e.lanes):
+                # Where there are fewer, the last one stands for those beyond it, with zeros.
+                number = e.smaller(e.integer(k), last)
+                here = build.add(at, build.mul(number, e.integer(PLACE)))
+                value, target = e.load(e.at(dy, here)), e.load_integers(e.at(route, here))
+                for blob in (dy, route):
+                    e.prefetch(e.at(blob, here, ahead))
+                exists = build.icmp_signed("==", number, e.integer(k))
+                given.append(build.select(exists, value, e.zero()))
+                targets.append(windows.places(target, moved))
+            filters = build.add(build.mul(block.index, e.integer(PLACE)), e.integer(part))
+            pairs = zip(e.transposed(given), e.transposed(targets), strict=True)
+            for k, (value, place) in enumerate(pairs):
+                cursor = e.at(ends, filters, e.integer(k))
+                _append(e, (values, places), cursor, value, place)
 
 
 @emitted
@@ -396,7 +562,7 @@ def _each_listed(e, values, places, begin, end):  # type: ignore[no-untyped-def]
 
 
 def _emit_gather(  # type: ignore[no-untyped-def]
-    e, rows, vectors, image, offsets, dw, dw_row, filters, values, places, starts
+    e, rows, vectors, image, offsets, dw, dw_row, filters, values, places, room, ends
 ):
     """Emit dw[o] += sum over the list of filter o of value * image[place], for a tile of dw."""
     build = e.builder
@@ -406,8 +572,7 @@ def _emit_gather(  # type: ignore[no-untyped-def]
         target = e.at(dw, build.mul(o.index, dw_row))
         spots = [e.at(target, e.integer(i * e.lanes)) for i in range(rows * vectors)]
         sums = [e.variable(e.load(spot)) for spot in spots]
-        begin = e.scalar(e.at(starts, o.index))
-        end = e.scalar(e.at(starts, o.index, e.integer(1)))
+        begin, end = build.mul(o.index, room), e.scalar(e.at(ends, o.index))
         with _each_listed(e, values, places, begin, end) as (value, place):
             pixel = e.at(image, place)
             shifted = [e.at(pixel, line, shift) for line in lines for shift in shifts]
@@ -489,34 +654,67 @@ def _lay_images(  # type: ignore[no-untyped-def]
             for c in range(b * pitch, min((b + 1) * pitch, channels), lanes):
                 source = (((n + i // rows) * channels + c) * height + h) * width
                 target = place + pad_w * pitch + c - b * pitch
+                some = min(lanes, channels - c)
                 if pitch == lanes:
-                    to_lanes(
-                        x,
-                        source,
-                        height * width,
-                        min(lanes, channels - c),
-                        image,
-                        target,
-                        width,
-                    )
+                    to_lanes(x, source, height * width, some, image, target, width)
                 else:
-                    to_pixels(
-                        x,
-                        source,
-                        height * width,
-                        min(lanes, channels - c),
-                        image,
-                        target,
-                        pitch,
-                        width,
-                    )
+                    to_pixels(x, source, height * width, some, image, target, pitch, width)
+
+
+@cache
+def _spreading(taps: int, channels: int) -> Any:
+    """Return what brings a row of an image near, so that each window finds what it meets of it.
+
+    Window j gets vectors with x[c, row, j + q - pad] as element ``q * channels + c``.
+    """
+
+    @emitted
+    def spread_row(e, x, start, plane, width, pad, y, y_start, columns):  # type: ignore[no-untyped-def]
+        """Write the vectors of `columns` windows; up to L - 1 windows beyond are overwritten."""
+        build, lanes = e.builder, e.integer(e.lanes)
+        vectors = -(-taps * channels // e.lanes)
+        x, y = e.at(x, start), e.at(y, y_start)
+        groups = build.sdiv(build.add(columns, e.integer(e.lanes - 1)), lanes)
+        with e.loop(groups) as group:
+            first = build.mul(group.index, lanes)
+            met = []
+            for q in range(taps):
+                left = build.sub(build.add(first, e.integer(q)), pad)
+                inside = e.within(e.lane_numbers(left), width)
+                planes = [e.at(x, build.mul(plane, e.integer(c))) for c in range(channels)]
+                met += [e.load(e.at(each, left), inside) for each in planes]
+            met += [e.zero()] * (vectors * e.lanes - len(met))
+            for v in range(vectors):
+                square = e.transposed(met[v * e.lanes : (v + 1) * e.lanes])
+                for i, vector in enumerate(square):
+                    window = build.mul(build.add(first, e.integer(i)), e.integer(vectors))
+                    place = build.mul(build.add(window, e.integer(v)), lanes)
+                    e.store(vector, e.at(y, place))
+
+    def spread(x, n, images, image, row_step, first, rows, columns, pad_w):  # type: ignore[no-untyped-def]
+        """Spread some rows of some images, the first row of which may be outside.
+
+        From low to high addresses, since what is behind a row may be overwritten.
+        """
+        height, width = x.shape[2], x.shape[3]
+        for i in range(images * rows):
+            h = first + i % rows
+            if 0 <= h < height:
+                start = ((n + i // rows) * channels * height + h) * width
+                spread_row(x, start, height * width, width, pad_w, image, i * row_step, columns)
+            else:
+                fill_zero(image, i * row_step, row_step // lanes_of(x))
+
+    return generated_device(spread, f"spread_{taps}_{channels}")
 
 
 _GEOMETRY = (INT, INT, INT, INT, INT, INT)  # rows of the window, strides, padding, band
 
 
 @cache
-def conv_backward_weights_sparse(columns: int, packs: bool, routed: bool = False) -> Kernel:
+def conv_backward_weights_sparse(
+    form: Form, columns: int, pixel: int, routed: Routed = ""
+) -> Kernel:
     """Return the kernel that sums the weight gradients of some filters from some images.
 
     Filters are [o_begin, o_end) in units of `unit`, images [begin, end) in units of `images`.
@@ -525,25 +723,35 @@ def conv_backward_weights_sparse(columns: int, packs: bool, routed: bool = False
 
     x : array (N, C, H, W)
     dy : array (N, Co, R, OW)
-        With `routed` the pooled gradients (N, Co, PH, PW); a band is then a whole image.
+        The gradients to list: of the output, or with `routed` those of `Window.pooled`; in lanes
+        (N, Co / L, PH, PW, L).
     route : int32 array like dy
         With `routed` the place in its plane that each gradient goes to; else not read.
     dw : array (pieces, Co * weights_row)
         Row `piece` is overwritten, as `conv_sparse_sum_weights` reads it.
     db : array (pieces, Co)
         Likewise; not touched unless `has_bias`.
+    step, back, reach : int
+        See `Window.reach`.
+    room : int
+        See `Window.room`.
 
     Parameters
     ----------
+    form : Form
     columns : int
-        Of the window; with `packs`, times the channels.
-    packs : bool
-        See `Window.packs`.
-    routed : bool
+        Of the window.
+    pixel : int
+        See `Window.pixel`.
+    routed : Routed
     """
+    in_blocks, spreads = form == "blocks", form == "spread"
+    in_lanes, is_routed = routed == "lanes", routed != ""
+    list_routed = _list_routed_lanes if in_lanes else _list_routed
+    together = PLACE if in_lanes else 1
 
     def vectors_of(e: Emitter) -> int:
-        return -(-columns // e.lanes) if packs else columns
+        return columns if in_blocks else -(-columns * pixel // e.lanes)
 
     @constant
     def vectors(e: Emitter, x: Any) -> int:
@@ -555,71 +763,45 @@ def conv_backward_weights_sparse(columns: int, packs: bool, routed: bool = False
 
     @emitted
     def gather(  # type: ignore[no-untyped-def]
-        e, image, offsets, first, rows, dw, dw_start, dw_row, filters, values, places, starts
+        e, image, offsets, first, rows, dw, dw_start, dw_row, filters, values, places, room, ends
     ):
         offsets, dw = e.at(offsets, first), e.at(dw, dw_start)
         number = e.builder.sub(rows, e.integer(1))
         with e.cases(number, _most_rows(vectors_of(e))) as each:
             for case in each:
                 _emit_gather(
-                    e,
-                    case + 1,
-                    vectors_of(e),
-                    image,
-                    offsets,
-                    dw,
-                    dw_row,
-                    filters,
-                    values,
-                    places,
-                    starts,
-                )
+                    e, case + 1, vectors_of(e), image, offsets, dw, dw_row, filters, values,
+                    places, room, ends,
+                )  # fmt: skip
+
+    spread = _spreading(columns, pixel)
 
     def function(  # type: ignore[no-untyped-def]
-        x,
-        dy,
-        route,
-        dw,
-        db,
-        has_bias,
-        height,
-        width,
-        window_rows,
-        stride_h,
-        stride_w,
-        pad_h,
-        pad_w,
-        band,
-        images,
-        image,
-        values,
-        places,
-        positions,
-        starts,
-        piece,
-        unit,
-        o_begin,
-        o_end,
-        begin,
-        end,
-    ):
+        x, dy, route, dw, db, has_bias, width, window_rows, stride_h, stride_w, pad_h, pad_w,
+        band, images, step, back, reach, room, image, values, places, positions, ends,
+        piece, unit, o_begin, o_end, begin, end,
+    ):  # fmt: skip
         lanes = lanes_of(x)
-        channels, filters = x.shape[1], dy.shape[1]
-        gradients = dy.shape[2] * dy.shape[3]
-        pitch = channels if packs else lanes
-        blocks = 1 if packs else (channels + lanes - 1) // lanes
-        line = (x.shape[3] + 2 * pad_w) * pitch
-        band_rows = (band - 1) * stride_h + window_rows
-        plane = images * band_rows * line
-        if not routed:
+        channels, filters = x.shape[1], dy.shape[1] * together
+        height, across = dy.shape[2:4]
+        gradients = height * across
+        pitch = lanes if in_blocks else channels
+        blocks = (channels + lanes - 1) // lanes if in_blocks else 1
+        # How far rows, and windows, are apart in the image.
+        row, move = (x.shape[3] + 2 * pad_w) * pitch, stride_w * pitch
+        if spreads:
+            row, move = (width * vectors(x) | 1) * lanes, vectors(x) * lanes
+        band_rows = ((band - 1) * step + reach - 1) * stride_h + window_rows
+        plane = images * band_rows * row
+        if not is_routed:
             for i in range(images):
                 for r in range(band):
-                    for j in range(width):
-                        place = (i * band_rows + r * stride_h) * line + j * stride_w * pitch
-                        positions[(i * band + r) * width + j] = place
+                    for j in range(across):
+                        place = (i * band_rows + r * stride_h) * row + j * move
+                        positions[(i * band + r) * across + j] = place
         o_first, count = o_begin * unit, (o_end - o_begin) * unit
-        offsets = count + 1
-        _set_offsets(starts, offsets, blocks, window_rows, plane, line)
+        offsets = count
+        _set_offsets(ends, offsets, blocks, window_rows, plane, row)
         fill_zero(image, 0, (blocks * plane + lanes - 1) // lanes)
         dw_row = dw.shape[1] // filters
         dw_start = piece * dw.shape[1] + o_first * dw_row
@@ -627,66 +809,61 @@ def conv_backward_weights_sparse(columns: int, packs: bool, routed: bool = False
         if has_bias:
             for o in range(o_first, o_first + count):
                 db[piece, o] = 0
+            for o in range(o_first, o_first + count, together):
                 for n in range(begin * images, end * images):
                     start = (n * filters + o) * gradients
-                    add_sum(db, piece * filters + o, dy, start, gradients)
+                    if in_lanes:
+                        _add_places(db, piece * filters + o, dy, start, gradients)
+                    else:
+                        add_sum(db, piece * filters + o, dy, start, gradients)
         rows = blocks * window_rows
         tiles = (rows + most_rows(x) - 1) // most_rows(x)
         for n in range(begin * images, end * images, images):
             for top in range(0, height, band):
                 tall = min(band, height - top)
-                _lay_images(
-                    x,
-                    n,
-                    images,
-                    image,
-                    blocks,
-                    pitch,
-                    plane,
-                    line,
-                    top * stride_h - pad_h,
-                    (tall - 1) * stride_h + window_rows,
-                    pad_w,
-                )
-                start = (n * filters + o_first) * gradients
-                if routed:
-                    _list_routed(
-                        values, places, starts, dy, start, route, gradients, count,
-                        filters * gradients, images, band_rows * line,
-                        width, stride_h * line, stride_w * pitch,
+                first = top * step - back  # the output row that the first window begins at
+                upper = first * stride_h - pad_h
+                tall_rows = ((tall - 1) * step + reach - 1) * stride_h + window_rows
+                if spreads:
+                    spread(x, n, images, image, row, upper, tall_rows, width, pad_w)
+                else:
+                    _lay_images(
+                        x, n, images, image, blocks, pitch, plane, row, upper, tall_rows, pad_w
+                    )
+                start = (n * filters + o_first) * gradients + top * across * together
+                if is_routed:
+                    list_routed(
+                        values, places, room, ends, dy, route, start, gradients * together,
+                        count, filters * gradients, images, tall * across,
+                        width, -first * stride_h * row, band_rows * row, stride_h * row, move,
                     )  # fmt: skip
                 else:
                     _list_planes(
-                        values, places, starts, dy, start + top * width, gradients, count,
-                        filters * gradients, images, positions, band * width, tall * width,
+                        values, places, room, ends, dy, start, gradients, count,
+                        filters * gradients, images, positions, band * across, tall * across,
                     )  # fmt: skip
                 for tile in range(tiles):
-                    first = rows * tile // tiles
+                    above = rows * tile // tiles
                     gather(
-                        image,
-                        starts,
-                        offsets + first,
-                        rows * (tile + 1) // tiles - first,
-                        dw,
-                        dw_start + first * vectors(x) * lanes,
-                        dw_row,
-                        count,
-                        values,
-                        places,
-                        starts,
-                    )
+                        image, ends, offsets + above, rows * (tile + 1) // tiles - above,
+                        dw, dw_start + above * vectors(x) * lanes, dw_row,
+                        count, values, places, room, ends,
+                    )  # fmt: skip
 
-    names = ["conv_backward_weights_sparse", *["routed"] * routed, f"{'run' * packs}{columns}"]
+    names = [
+        "conv_backward_weights_sparse",
+        f"{form}{columns}x{pixel}",
+        *["routed", routed] * is_routed,
+    ]
     function.__name__ = "_".join(names)
+    gradients = 5 if in_lanes else 4
     return kernel(
         array(4),
-        array(4),
-        array(4, "int32"),
+        array(gradients),
+        array(gradients, "int32"),
         array(2),
         array(2),
-        *[INT] * 3,
-        *_GEOMETRY,
-        INT,
+        *[INT] * 13,
         scratch(1),
         scratch(1),
         scratch(1, "int32"),
@@ -888,19 +1065,19 @@ def conv_sparse_pack_weights(w, packed, begin, end):  # type: ignore[no-untyped-
 
 @kernel(array(2), array(4), INT, scratch(1), REAL, INT, INT)
 def conv_sparse_sum_weights(  # type: ignore[no-untyped-def]
-    partial, dw, packs, total, accumulate, begin, end
+    partial, dw, pixel, total, accumulate, begin, end
 ):
     """Set dw[o] = accumulate * dw[o] + sum of its partial sums in order, for o in [begin, end).
 
     Parameters
     ----------
     partial : array (pieces, Co * weights_row)
-        For each filter [block of channels][row][column][L], or with `packs` [row][run], where a
+        For each filter [block of channels][row][column][L], or with `pixel` [row][run], where a
         run holds the pixels of the row, all channels of each.
     dw : array (Co, C, rows, columns)
         Not read where `accumulate` is 0.
-    packs : int
-        Not 0 where `Window.packs` is true.
+    pixel : int
+        See `Window.pixel`.
     total : array (total_scratch,)
     accumulate : real
         0 or 1.
@@ -919,7 +1096,7 @@ def conv_sparse_sum_weights(  # type: ignore[no-untyped-def]
             part = partial[piece, o * size : (o + 1) * size]
             for i in range(len(sums)):
                 sums[i] += part[i]
-        if packs:
+        if pixel > 0:
             for c in range(channels):
                 for q in range(rows):
                     for j in range(columns):

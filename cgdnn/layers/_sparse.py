@@ -25,10 +25,13 @@ from cgdnn.layers._base import (
     update,
     write,
 )
+from cgdnn.layers._layout import CHANNEL_LANE, lanes, stored_shape
 
 _ADD, _ENTRY, _LIST, _ELEMENT, _RELAY, _WEIGHT = 0.11, 1.2, 10.0, 0.2, 0.36, 0.4
 """Nanoseconds of a vector's multiply-add, of an entry and a list that a tile goes through, of
 looking at an element of dy, of re-laying an element of an image, and of a partial sum."""
+_SPREAD_ENTRY = 0.6
+"""Nanoseconds of an entry where no vector of x crosses a cache line."""
 _SHARE = 0.2
 """Share of non-zeros that pieces are cut for: how passes are cut must not depend on values."""
 _MOST_PARTIAL = 1 << 18
@@ -47,15 +50,12 @@ class Sparse:
     Attributes
     ----------
     window : Window
+        With `pooled`, backward_weights takes `Operands.routed`.
     bias : bool
-    pooled : tuple of int, optional
-        Shape of the gradients behind the pooling that alone reads the top; backward_weights then
-        takes `Operands.routed`.
     """
 
     window: kernels.Window
     bias: bool
-    pooled: tuple[int, ...] | None = None
 
     def backward_data(self, operands: Operands) -> list[Step]:
         """Return the step that re-lays the weights, and one over samples for each diff."""
@@ -95,7 +95,7 @@ class Sparse:
         steps: list[Step] = []
         nowhere = operands.constant("nowhere", np.zeros((1, 1, 1, 1), np.int32))
         gradients = [(dy, nowhere) for dy in operands.top_diff]
-        if self.pooled is not None:
+        if self.window.pooled is not None:
             assert operands.routed is not None, "the plan gives them to a routed candidate"
             gradients = [operands.routed]
         make = self._by_filter if self._by_filters else self._by_sample
@@ -108,11 +108,13 @@ class Sparse:
         filters, (_, together) = self.window.filters, self.window.weights_band()
         dw = operands.partial("dw", (filters * self.window.weights_row,))
         db = operands.partial("db", (filters,))
-        gradients = [read(dy, self._listed), (read if self.pooled else read_all)(route)]
+        view, routed = self._listed(dy)
+        gradients = [read(dy, view), read(route, view) if routed else read_all(route)]
         arrays = [read(x, self._bottom), *gradients, row(dw), row(db)]
         numbers: list[Argument] = [PIECE, filters, 0, 1, BEGIN, END]
+        extent = self.window.images // together
         return [
-            self._weights_step(operands, arrays, filters, numbers, self.window.images // together),
+            self._weights_step(operands, routed, arrays, filters, numbers, extent),
             *self._sum_steps(operands, rows(dw), rows(db)),
         ]
 
@@ -122,17 +124,19 @@ class Sparse:
         size = filters * self.window.weights_row
         dw = operands.temporary("dw", (1, size))
         db = operands.temporary("db", (1, filters))
-        gradients = [read_all(dy, self._listed), read_all(route)]
+        view, routed = self._listed(dy)
+        gradients = [read_all(dy, view), read_all(route, view if routed else None)]
         arrays = [read_all(x, self._bottom), *gradients, write(dw), write(db)]
         numbers: list[Argument] = [0, self._unit, BEGIN, END, 0, self.window.images // together]
         return [
-            self._weights_step(operands, arrays, filters, numbers, filters // self._unit),
+            self._weights_step(operands, routed, arrays, filters, numbers, filters // self._unit),
             *self._sum_steps(operands, read_all(dw), read_all(db)),
         ]
 
     def _weights_step(
         self,
         operands: Operands,
+        routed: kernels.Routed,
         arrays: list[Use],
         filters: int,
         numbers: list[Argument],
@@ -140,16 +144,18 @@ class Sparse:
     ) -> Step:
         """Return the step that sums gradients in the kernel's order."""
         window = self.window
-        columns = window.kernel[1] * (window.channels if window.packs else 1)
-        listed = prod(self.pooled[2:]) if self.pooled else 0
         return Step(
-            kernels.conv_backward_weights_sparse(columns, window.packs, self.pooled is not None),
+            kernels.conv_backward_weights_sparse(
+                window.form, window.kernel[1], window.pixel, routed
+            ),
             [
                 *arrays,
                 int(self.bias and operands.learn[1]),
-                *window.output,
+                window.output[1],
                 *self._geometry(*window.weights_band()),
-                *_scratch(operands, window.weights_scratch(filters, listed)),
+                *window.reach,
+                window.room,
+                *_scratch(operands, window.weights_scratch(filters)),
                 *numbers,
             ],
             extent,
@@ -163,7 +169,7 @@ class Sparse:
         steps = []
         if operands.learn[0]:
             total = operands.scratch("total", (window.total_scratch,))
-            weights: list[Argument] = [dw, update(diffs[0], shape), int(window.packs), total]
+            weights: list[Argument] = [dw, update(diffs[0], shape), window.pixel, total]
             steps.append(
                 Step(
                     kernels.conv_sparse_sum_weights,
@@ -191,10 +197,15 @@ class Sparse:
     def _bottom(self) -> tuple[int, ...]:
         return (self.window.images, self.window.channels, *self.window.size)
 
-    @property
-    def _listed(self) -> tuple[int, ...]:
-        """Shape of the gradients that backward_weights lists."""
-        return self._top if self.pooled is None else self.pooled
+    def _listed(self, dy: Buffer) -> tuple[tuple[int, ...], kernels.Routed]:
+        """Return the shape of the gradients that backward_weights lists, and whose they are."""
+        window = self.window
+        if window.pooled is None:
+            return self._top, ""
+        shape = (window.images, window.filters, *window.lists)
+        if window.filters % lanes() or dy.shape != stored_shape(CHANNEL_LANE, shape):
+            return shape, "planes"
+        return (window.images, window.filters // lanes(), *window.lists, lanes()), "lanes"
 
     @property
     def _top(self) -> tuple[int, ...]:
@@ -216,15 +227,19 @@ class Sparse:
             lists = gradients / window.filters * window.panels
             rest = _RELAY * image
         else:
-            vectors, listed = window.weights_vectors, prod(self._listed)
-            lists = gradients / prod(window.output) / window.weights_band()[1]
+            vectors = window.weights_vectors
+            listed = window.images * window.filters * prod(window.lists)
+            band, together = window.weights_band()
+            lists = window.images * window.filters * ceil(window.lists[0] / band) / together
             pieces = window.filters // self._unit if self._by_filters else 1
             partials = 1 if self._by_filters else min(window.images, _PARTIALS)
             rest = (
                 _RELAY * image * pieces + _WEIGHT * window.filters * window.weights_row * partials
             )
         tiles = ceil(vectors / kernels.most_sums())
-        entry, entries = _ADD * vectors + _ENTRY * tiles, min((1 - zeros) * gradients, listed)
+        spread = which == "backward_weights" and window.form == "spread"
+        entry = _ADD * vectors + (_SPREAD_ENTRY if spread else _ENTRY) * tiles
+        entries = min((1 - zeros) * gradients, listed)
         return _ELEMENT * listed + entries * entry + lists * tiles * _LIST + rest
 
     def _geometry(self, *band: int) -> tuple[int, ...]:

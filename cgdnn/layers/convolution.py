@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from cgdnn.kernels import conv_unfold as kernels
 from cgdnn.kernels import stencil
-from cgdnn.kernels.conv_sparse import Window, most_sums
+from cgdnn.kernels.conv_sparse import Pooled, Window, most_sums
 from cgdnn.kernels.winograd_points import TAPS
 from cgdnn.layers import _parallel_gemm
 from cgdnn.layers._axis import canonical_axis
@@ -39,7 +39,7 @@ from cgdnn.layers._base import (
 )
 from cgdnn.layers._direct import Direct
 from cgdnn.layers._images import DirectImages, WinogradImages
-from cgdnn.layers._layout import CHANNEL_LANE, IMAGE_LANE, NCHW, refuse_few_images
+from cgdnn.layers._layout import CHANNEL_LANE, IMAGE_LANE, NCHW, lanes, refuse_few_images
 from cgdnn.layers._partial import add_partials
 from cgdnn.layers._phases import Phased, Phases
 from cgdnn.layers._sparse import Sparse
@@ -267,6 +267,7 @@ class Convolution(Layer):
                 "sparse_routed",
                 lambda layer, operands: self._sparse(routed=True).backward_weights(operands),
                 lambda layer: self._refuse_routed(),
+                self._routed_layouts(),
                 routed=True,
             )
             sparse.insert(0, routed)
@@ -299,19 +300,26 @@ class Convolution(Layer):
             kernel=(rows.kernel, columns.kernel),
             stride=(rows.stride, columns.stride),
             pad=(rows.pad, columns.pad),
+            pooled=self._pooled() if routed else None,
         )
-        pooled = self.reader.top_shapes[0] if routed and self.reader else None
-        return Sparse(window, self.node.param.convolution_param.bias_term, pooled)
+        return Sparse(window, self.node.param.convolution_param.bias_term)
+
+    def _pooled(self) -> Pooled | None:
+        """Return the shapes of a maximum pooling that alone reads the top, and has a route."""
+        if not isinstance(self.reader, Pooling) or self.reader.route(NCHW) is None:
+            return None
+        size, stride, pad = (pair[0] for pair in self.reader.window)
+        rows, columns = self.reader.top_shapes[0][2:]
+        return Pooled((rows, columns), size, stride, pad)
+
+    def _routed_layouts(self) -> tuple[Pair, ...]:
+        filled = self.node.param.convolution_param.num_output % lanes() == 0
+        return ((NCHW, NCHW), *([(NCHW, CHANNEL_LANE)] if filled else []))
 
     def _refuse_routed(self) -> str | None:
-        if self.reader is None or self.reader.route("nchw") is None:
+        if self._pooled() is None:
             return "serves where maximum pooling alone reads the top"
-        reason = self._serves_sparse()
-        if reason is not None:
-            return reason
-        if self._sparse().window.weights_band()[0] < self._axes[0].output:
-            return "serves images that stay in the first cache as a whole"
-        return self._slower_sparse("backward_weights", routed=True)
+        return self._serves_sparse() or self._slower_sparse("backward_weights", routed=True)
 
     def _refuse_sparse(self, which: str) -> str | None:
         return self._serves_sparse() or self._slower_sparse(which, routed=False)

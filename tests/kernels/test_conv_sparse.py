@@ -1,24 +1,29 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from cgdnn.kernels import conv_sparse as kernels
+from cgdnn.kernels.reorder import PLACE
 from tests.reference import conv as reference
 
 # images, channels, filters, size, kernel, stride, pad
 SHAPES = {
     "blocks": (3, 32, 7, (9, 10), (5, 5), (1, 1), (2, 2)),
-    "runs": (2, 3, 5, (12, 7), (5, 5), (1, 1), (0, 1)),
+    "spread": (2, 3, 5, (12, 7), (5, 5), (1, 1), (0, 1)),
+    "spread_wide": (4, 3, 32, (7, 22), (3, 5), (2, 1), (1, 2)),
+    "runs": (2, 3, 5, (12, 9), (5, 7), (1, 1), (0, 1)),
     "ragged": (2, 17, 35, (6, 21), (3, 3), (1, 1), (1, 1)),
     "even": (1, 16, 70, (7, 7), (3, 3), (1, 1), (1, 1)),
     "stride": (2, 5, 6, (11, 12), (3, 2), (2, 3), (1, 0)),
     "kernel_below_stride": (2, 16, 3, (10, 11), (2, 2), (4, 3), (0, 0)),
     "unreached": (1, 16, 3, (8, 8), (2, 2), (3, 3), (0, 0)),
     "pad_beyond": (1, 16, 4, (2, 3), (2, 2), (1, 1), (4, 5)),
+    "lanes": (2, 16, 32, (9, 10), (3, 3), (1, 1), (1, 1)),
     "point": (2, 18, 5, (6, 5), (1, 1), (1, 1), (0, 0)),
     "one": (1, 1, 1, (1, 1), (1, 1), (1, 1), (0, 0)),
 }
@@ -50,48 +55,53 @@ class Case:
             array.fill(np.nan if array.dtype.kind == "f" else 1 << 20)
         return made
 
-    def backward_weights(self, cuts=None, accumulate=0.0, has_bias=True, unit=None):
+    def backward_weights(
+        self, cuts=None, accumulate=0.0, has_bias=True, unit=None, gradients=None, routed=""
+    ):
         """Return dw, db by pieces: those of the images between two cuts."""
-        window, (filters, channels, rows, columns) = self.window, self.w.shape
+        dy, route = gradients or (self.dy, NOWHERE)
+        window, (filters, _, rows, columns) = self.window, self.w.shape
         band, images = window.weights_band()
         cuts = cuts or [0, window.images // images]
         partial = np.full((len(cuts) - 1, filters * window.weights_row), np.nan, self.x.dtype)
         db = np.full((len(cuts) - 1, filters), np.nan, self.x.dtype)
-        kernel = kernels.conv_backward_weights_sparse(
-            columns * channels if window.packs else columns, window.packs
-        )
+        kernel = kernels.conv_backward_weights_sparse(window.form, columns, window.pixel, routed)
         for piece, (begin, end) in enumerate(pairwise(cuts)):
             for o in range(filters // (unit or filters)):
                 kernel(
-                    *(self.x, self.dy, NOWHERE, partial, db, int(has_bias), *window.output),
+                    *(self.x, dy, route, partial, db, int(has_bias), window.output[1]),
                     *(rows, *window.stride, *window.pad, band, images),
+                    *(*window.reach, window.room),
                     *self._scratch(window.weights_scratch(unit or filters)),
                     *(piece, unit or filters, o, o + 1, begin, end),
                 )
         dw = np.full_like(self.w, 0.5 if accumulate else np.nan)
         total = np.full(window.total_scratch, np.nan, self.x.dtype)
-        kernels.conv_sparse_sum_weights(
-            partial, dw, int(window.packs), total, accumulate, 0, filters
-        )
+        kernels.conv_sparse_sum_weights(partial, dw, window.pixel, total, accumulate, 0, filters)
         return dw, db
 
-    def backward_weights_routed(self, pooled, route):
-        """Return dw, db from the gradients of pooled places."""
-        window, (filters, channels, rows, columns) = self.window, self.w.shape
-        band, images = window.weights_band()
-        partial = np.full((1, filters * window.weights_row), np.nan, self.x.dtype)
-        db = np.full((1, filters), np.nan, self.x.dtype)
-        kernels.conv_backward_weights_sparse(
-            columns * channels if window.packs else columns, window.packs, routed=True
-        )(
-            *(self.x, pooled, route, partial, db, 1, *window.output),
-            *(rows, *window.stride, *window.pad, band, images),
-            *self._scratch(window.weights_scratch(filters, pooled[0, 0].size)),
-            *(0, filters, 0, 1, 0, window.images // images),
-        )
-        dw, total = np.full_like(self.w, np.nan), np.full(window.total_scratch, 0, self.x.dtype)
-        kernels.conv_sparse_sum_weights(partial, dw, int(window.packs), total, 0.0, 0, filters)
-        return dw, db
+    def routed(self, pooling, zeros, in_lanes=False):
+        """Return dw, db from pooled gradients, and let dy be what they add up to."""
+        down, across = pooling.size
+        rng = np.random.default_rng(3)
+        images, filters, height, width = self.dy.shape
+        pooled = rng.standard_normal((images, filters, down, across)).astype(self.x.dtype)
+        pooled[rng.random(pooled.shape) < zeros] = 0
+        top = np.arange(down)[:, None] * pooling.stride - pooling.pad
+        bottom = np.minimum(top + pooling.kernel, height)
+        row = rng.integers(np.maximum(top, 0), bottom, pooled.shape)
+        route = row * width + rng.integers(0, width, pooled.shape)  # some of them the same
+        self.dy[...] = 0
+        for n, o, i, j in np.ndindex(*pooled.shape):
+            self.dy[n, o].flat[route[n, o, i, j]] += pooled[n, o, i, j]
+        self.window = replace(self.window, pooled=pooling)
+        gradients = pooled, route.astype(np.int32)
+        if in_lanes:
+            blocks = (images, filters // PLACE, PLACE, down, across)
+            gradients = tuple(
+                np.ascontiguousarray(np.moveaxis(each.reshape(blocks), 2, -1)) for each in gradients
+            )
+        return self.backward_weights(gradients=gradients, routed="lanes" if in_lanes else "planes")
 
     def backward_data(self, begin=0, end=None):
         window, (filters, _, rows, columns) = self.window, self.w.shape
@@ -137,6 +147,7 @@ def near(case, got, want):
 def small_caches(monkeypatch):
     """Let every image be cut into bands."""
     monkeypatch.setattr(kernels, "_NEAR_BYTES", 1 << 9)
+    monkeypatch.setattr(kernels, "_SPREAD_BYTES", 1 << 9)
     monkeypatch.setattr(kernels, "_BAND_BYTES", 1 << 9)
 
 
@@ -153,7 +164,9 @@ def test_agrees(name, dtype, zeros):
 
 
 @pytest.mark.usefixtures("small_caches")
-@pytest.mark.parametrize("name", ["blocks", "runs", "ragged", "stride", "kernel_below_stride"])
+@pytest.mark.parametrize(
+    "name", ["blocks", "spread", "runs", "ragged", "stride", "kernel_below_stride"]
+)
 def test_bands_agree(name):
     case = Case(name, "float32")
     assert max(case.window.weights_band()[0], case.window.data_band()) < case.window.output[0]
@@ -228,19 +241,34 @@ def test_images_that_fit_are_taken_together(monkeypatch):
 
 @pytest.mark.parametrize("zeros", [0.1, 0.9])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["runs", "stride", "even"])
-def test_routed_gradients_agree(name, dtype, zeros):
+@pytest.mark.parametrize(
+    ("name", "pooling", "in_lanes"),
+    [
+        ("spread", kernels.Pooled((4, 3), 3, 2, 1), False),
+        ("spread", kernels.Pooled((8, 6), 1, 1, 0), False),
+        ("stride", kernels.Pooled((2, 7), 4, 3, 0), False),
+        ("even", kernels.Pooled((4, 4), 2, 2, 0), False),
+        ("spread_wide", kernels.Pooled((2, 11), 3, 2, 0), True),
+        ("lanes", kernels.Pooled((5, 5), 3, 2, 1), True),
+        ("lanes", kernels.Pooled((3, 20), 3, 3, 0), False),
+    ],
+)
+def test_routed_gradients_agree(name, pooling, in_lanes, dtype, zeros):
     case = Case(name, dtype, zeros)
-    images, filters, height, width = case.dy.shape
-    rng = np.random.default_rng(3)
-    pooled = rng.standard_normal((images, filters, 3, 7)).astype(dtype)
-    pooled[rng.random(pooled.shape) < zeros] = 0
-    route = rng.integers(0, height * width, pooled.shape, np.int32)  # some of them the same
-    case.dy = np.zeros_like(case.dy)
-    for n, o, i, j in np.ndindex(*pooled.shape):
-        case.dy[n, o].flat[route[n, o, i, j]] += pooled[n, o, i, j]
-    assert case.window.weights_band()[0] == height
-    dw, db = case.backward_weights_routed(pooled, route)
+    dw, db = case.routed(pooling, zeros, in_lanes)
+    want_w, want_b = case.expected_weights()
+    near(case, dw, want_w)
+    near(case, db[0], want_b)
+
+
+@pytest.mark.parametrize("in_lanes", [False, True])
+@pytest.mark.parametrize("name", ["spread_wide", "lanes"])
+def test_routed_gradients_in_bands_agree(name, in_lanes, monkeypatch):
+    monkeypatch.setattr(kernels, "_NEAR_BYTES", 1 << 9)
+    monkeypatch.setattr(kernels, "_SPREAD_BYTES", 1 << 9)
+    case = Case(name, "float32")
+    dw, db = case.routed(kernels.Pooled((4, 7), 2, 1, 1), 0.5, in_lanes)
+    assert case.window.weights_band()[0] < 4
     want_w, want_b = case.expected_weights()
     near(case, dw, want_w)
     near(case, db[0], want_b)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -51,14 +51,15 @@ def layout(request: pytest.FixtureRequest) -> str:
     return name
 
 
+def keeping_to(layout: str) -> Callable[[arrange.Arrangement], list[arrange.Pair]]:
+    """Return a choice of `layout` wherever layers can work in it."""
+    return lambda self: [arrange._nearest(layout, offer) for offer in self._offers]
+
+
 def made(monkeypatch: pytest.MonkeyPatch, layout: str, **options: Any) -> Net:
     """Return the net with its layers in `layout` wherever they can be."""
-
-    def best(self: arrange.Arrangement) -> list[arrange.Pair]:
-        return [arrange._nearest(layout, offer) for offer in self._offers]
-
     with monkeypatch.context() as patch:
-        patch.setattr(arrange.Arrangement, "best", best)
+        patch.setattr(arrange.Arrangement, "best", keeping_to(layout))
         net = Net(text_format.Parse(NET, NetParameter()), "TRAIN", seed=3, **options)
     rng = np.random.default_rng(5)
     for name in net.inputs:
@@ -102,6 +103,20 @@ def test_values_and_gradients(monkeypatch, layout, dtype, exact):
         agree(net.blobs[name].diff, blob.diff, f"diff of {name}", close)
     for (name, diff), (_, other) in zip(gradients(net), gradients(plain), strict=True):
         agree(diff, other, name, close)
+
+
+def test_weight_gradient_from_pooled_gradients_with_channels_in_lanes(monkeypatch):
+    plain, net = (made(monkeypatch, which, threads=1) for which in (NCHW, CHANNEL_LANE))
+    sparse = {"conv1.backward_weights": "sparse_routed"}
+    with monkeypatch.context() as patch:
+        patch.setattr(arrange.Arrangement, "best", keeping_to(CHANNEL_LANE))
+        net.choose_kernels({}, forced=sparse)
+    assert sparse.items() <= net.lowering.chosen_names().items()
+    assert net.lowering.choices[1]["backward_weights"].layouts == ((NCHW, CHANNEL_LANE),)
+    for one in (plain, net):
+        one.run(("forward", "backward"))
+    for (name, diff), (_, other) in zip(gradients(net), gradients(plain), strict=True):
+        agree(diff, other, name, 1e-4)
 
 
 def test_same_bits_with_lent_memory_and_any_number_of_threads(monkeypatch, layout):
