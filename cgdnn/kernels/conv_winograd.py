@@ -56,6 +56,8 @@ _NEAR_BYTES = 800 << 10
 """Part of the second cache that U, V and M of a block may fill, in bytes of float32."""
 _PART_BYTES = 6 << 20
 """Part of the third cache that a part of U may fill, in bytes of float32."""
+_FETCHED = 1 << 19
+"""Most elements of V and M of a block behind which places of y are still near."""
 _FEWEST_TILES, _MOST_TILES = 32, 100
 MOST_SUMMED = 64
 """Tiles that backward_weights takes together, and a pass that takes a part of an image, at most."""
@@ -286,25 +288,35 @@ def _plane_to_tiles(  # type: ignore[no-untyped-def]
     column, columns, left, right = _patches(
         tile_column, across, outputs, patch, shift[1], x.shape[3]
     )
-    stride = columns * lanes
     start += (row * x.shape[3] + column + left) * pitch
-    fill_zero(plane, 0, top * columns)
-    for r in range(top, bottom):
-        fill_zero(plane, r * stride, left)
-        source, target = start + r * x.shape[3] * pitch, r * stride + left * lanes
-        if pitch == 1:
-            area = x.shape[2] * x.shape[3]
-            to_lanes(x, source, area, valid, plane, target, right - left)
-        else:
-            copy_vectors(x, source, pitch, plane, target, lanes, right - left)
-        fill_zero(plane, r * stride + right * lanes, columns - right)
-    fill_zero(plane, bottom * stride, (rows - bottom) * columns)
-    add_vectors(plane, 0, rows * columns * summed, sums, sums_start * summed)
+    if _is_whole(rows, columns, top, bottom, left, right) and pitch == lanes:
+        stride = x.shape[3] * lanes
+    else:
+        stride = columns * lanes
+        fill_zero(plane, 0, top * columns)
+        for r in range(top, bottom):
+            fill_zero(plane, r * stride, left)
+            source, target = start + r * x.shape[3] * pitch, r * stride + left * lanes
+            if pitch == 1:
+                area = x.shape[2] * x.shape[3]
+                to_lanes(x, source, area, valid, plane, target, right - left)
+            else:
+                copy_vectors(x, source, pitch, plane, target, lanes, right - left)
+            fill_zero(plane, r * stride + right * lanes, columns - right)
+        fill_zero(plane, bottom * stride, (rows - bottom) * columns)
+        start = -1
+    add_vectors(plane, x, start, stride, rows * summed, columns, sums, sums_start * summed)
     for d in range(down):
         tiles_from_plane(
-            plane, d * outputs * stride, stride,
+            plane, x, start, d * outputs * stride, stride,
             v, v_start + d * across * lanes, v_frequency, across, kind,
         )  # fmt: skip
+
+
+@device
+def _is_whole(rows, columns, top, bottom, left, right):  # type: ignore[no-untyped-def]
+    """Tell whether all places that some tiles cover exist."""
+    return top == 0 and bottom == rows and left == 0 and right == columns
 
 
 @device
@@ -337,41 +349,66 @@ def _tiles_to_plane(  # type: ignore[no-untyped-def]
     column, columns, left, right = _patches(
         tile_column, across, outputs, patch, shift[1], y.shape[3]
     )
-    stride = columns * lanes
-    overlap = 1 if patch > outputs else 0
-    fill_zero(plane, 0, rows * columns * overlap)
+    start += (row * y.shape[3] + column + left) * pitch
+    in_place = pitch == lanes and patch == outputs
+    if in_place and _is_whole(rows, columns, top, bottom, left, right):
+        stride, place = y.shape[3] * lanes, start
+    else:
+        stride, place = columns * lanes, -1
+    if patch > outputs:
+        fill_zero(plane, 0, rows * columns)
     for d in range(down):
         tiles_to_plane(
             m, m_start + d * across * lanes, m_frequency, across,
-            plane, d * outputs * stride, stride, bias, bias_start, biases, kind,
+            plane, y, place, d * outputs * stride, stride, bias, bias_start, biases, kind,
         )  # fmt: skip
-    start += (row * y.shape[3] + column + left) * pitch
-    for r in range(top, bottom):
-        source, target = r * stride + left * lanes, start + r * y.shape[3] * pitch
-        if pitch == 1:
-            area = y.shape[2] * y.shape[3]
-            from_lanes(plane, source, y, target, area, valid, right - left, 0)
-        else:
-            copy_vectors(plane, source, lanes, y, target, pitch, right - left)
+    if place < 0:
+        for r in range(top, bottom):
+            source, target = r * stride + left * lanes, start + r * y.shape[3] * pitch
+            if pitch == 1:
+                area = y.shape[2] * y.shape[3]
+                from_lanes(plane, source, y, target, area, valid, right - left, 0)
+            else:
+                copy_vectors(plane, source, lanes, y, target, pitch, right - left)
 
 
 @device
-def _prefetch(x, pitch, channel, channels, block, shift, patch, part, parts):  # type: ignore[no-untyped-def]
-    """Bring a part of what `_image_to_tiles` will read near."""
-    height, width = x.shape[2], x.shape[3]
-    image, images, tile_row, down, tile_column, across, outputs = block
-    row, _, top, bottom = _patches(tile_row, down, outputs, patch, shift[0], height)
-    column, _, left, right = _patches(tile_column, across, outputs, patch, shift[1], width)
-    rows, run, planes = bottom - top, right - left, channels // pitch
-    if run == width and pitch == 1:
-        rows, run = 1, rows * width
-    count = images * planes * rows
-    for line in range(count * part // parts, count * (part + 1) // parts):
-        plane = line // rows
-        i, r = plane // planes, top + line - plane * rows
-        start = _plane_at(x, image + i, channel + (plane - i * planes) * pitch, pitch)
-        start += ((row + r) * width + column + left) * pitch
-        prefetch_run(x, start, run * pitch)
+def _covered(x, pitch, channel, channels, block, shift, patch):  # type: ignore[no-untyped-def]
+    """Return the pieces of memory with the rows that a block covers of x.
+
+    The first place of the first one, how many there are, their distance and length.
+    """
+    image, images, tile_row, down, _, _, outputs = block
+    row, _, top, bottom = _patches(tile_row, down, outputs, patch, shift[0], x.shape[2])
+    area, width = x.shape[2] * x.shape[3], x.shape[3]
+    start = _plane_at(x, image, channel, pitch) + (row + top) * width * pitch
+    if bottom - top < x.shape[2]:
+        return start, channels // pitch, area * pitch, (bottom - top) * width * pitch
+    if channels < x.shape[1]:
+        return start, images, x.shape[1] * area, channels * area
+    return start, 1, 0, images * channels * area
+
+
+@device
+def _shares(pieces, parts):  # type: ignore[no-untyped-def]
+    """Return how to share pieces of memory among so many products, which bring them near.
+
+    The first place, products for a piece, pieces for a product, distance and length of a share.
+    """
+    start, count, distance, length = pieces
+    if count > parts:
+        return start, 1, (count + parts - 1) // parts, distance, length
+    each = parts // max(count, 1)
+    return start, each, 1, distance, (length + each - 1) // each
+
+
+@device
+def _share_of(shares, part):  # type: ignore[no-untyped-def]
+    """Return a share as `multiply_blocks` takes it: its start, its length and the next one."""
+    start, each, many, distance, length = shares
+    piece = part // each
+    start += piece * many * distance + (part - piece * each) * length
+    return start, length, distance if many > 1 else 0
 
 
 @kernel(array(4), array(4), INT, INT, INT, INT, scratch(1), INT, INT)
@@ -485,24 +522,50 @@ def conv_winograd(  # type: ignore[no-untyped-def]
     covered = (x.shape[2], x.shape[3]) if transposed else (y.shape[2], y.shape[3])
     blocking = (images, down, across, outputs)
     count = _block_count(covered, blocking, begin, end)
+    frequencies, size, width = u.shape[1], u.shape[2] * u.shape[3], u.shape[3]
+    units = (filters + width - 1) // width
+    calls = frequencies * units * ((channels + _DEPTH - 1) // _DEPTH)
+    # What y holds is read before it is written, but would be gone again behind large V and M.
+    y_calls = calls // 2 if frequencies * (v_frequency + m_frequency) <= _FETCHED else 0
     for unit in range(count * group):
         g = unit % group
         block = _block_at(unit // group, covered, blocking, begin)
+        tiles = block[1] * block[3] * block[5]
         _image_to_tiles(
             x, x_pitch, g * channels, channels, block, x_shift, x_patch, kind,
             plane, v, 0, v_block, v_frequency, plane, 0,
         )  # fmt: skip
+        y_shares = _shares(
+            _covered(y, y_pitch, g * filters, filters, block, y_shift, y_patch), max(1, y_calls)
+        )
         after = min(unit + 1, count * group - 1)
         ahead = _block_at(after // group, covered, blocking, begin)
-        for frequency in range(u.shape[1]):
-            _prefetch(
-                x, x_pitch, after % group * channels, channels, ahead, x_shift, x_patch,
-                frequency, u.shape[1],
-            )  # fmt: skip
-            _multiply(
-                v, frequency * v_frequency, u, g, frequency, m, frequency * m_frequency,
-                v_block, block[1] * block[3] * block[5], filters,
-            )  # fmt: skip
+        x_shares = _shares(
+            _covered(x, x_pitch, after % group * channels, channels, ahead, x_shift, x_patch),
+            calls - y_calls,
+        )  # fmt: skip
+        call = 0
+        for frequency in range(frequencies):
+            after = frequency + 1 if frequency + 1 < frequencies else 0
+            for column in range(units):
+                u_start = ((g * units + column) * frequencies + frequency) * size
+                u_next = u_start + frequencies * size
+                if column + 1 == units:
+                    u_next = (g * units * frequencies + after) * size
+                for k in range(0, channels, _DEPTH):
+                    if call < y_calls:
+                        near, share = y, _share_of(y_shares, call)
+                    else:
+                        near, share = x, _share_of(x_shares, call - y_calls)
+                    call += 1
+                    _multiply(
+                        v, frequency * v_frequency + k // lanes * v_block, tiles,
+                        min(_DEPTH, channels - k),
+                        u, u_start + k * width, width, min(width, filters - column * width),
+                        m, frequency * m_frequency + column * width // lanes * v_block, v_block, k,
+                        u_start + (k + _DEPTH) * width if k + _DEPTH < channels else u_next,
+                        near, share,
+                    )  # fmt: skip
         _tiles_to_image(
             m, 0, v_block, m_frequency, g * filters, filters, block, y_shift, y_patch, kind,
             plane, b, has_bias, y, y_pitch,
@@ -510,34 +573,14 @@ def conv_winograd(  # type: ignore[no-untyped-def]
 
 
 @device
-def _multiply(v, v_start, u, g, frequency, m, m_start, v_block, tiles, filters):  # type: ignore[no-untyped-def]
-    """M = V U for one frequency of the group g."""
-    lanes = lanes_of(v)
-    frequencies, channels, width = u.shape[1], u.shape[2] - 1, u.shape[3]
-    units = (filters + width - 1) // width
-    matrix = u.shape[2] * width
-    for unit in range(units):
-        u_start = ((g * units + unit) * frequencies + frequency) * matrix
-        for k in range(0, channels, _DEPTH):
-            after = u_start + (k + _DEPTH) * width
-            if k + _DEPTH >= channels:
-                after = u_start + frequencies * matrix  # the next unit, or the next frequency
-                if unit + 1 == units:
-                    after = (g * units * frequencies + (frequency + 1) % frequencies) * matrix
-            _multiply_unit(
-                v, v_start + k // lanes * v_block, tiles, min(_DEPTH, channels - k),
-                u, u_start + k * width, width, min(width, filters - unit * width),
-                m, m_start + unit * width // lanes * v_block, v_block, k, after,
-            )  # fmt: skip
-
-
-@device
-def _multiply_unit(  # type: ignore[no-untyped-def]
-    v, v_start, tiles, depth, u, u_start, width, columns, m, m_start, v_block, keep, ahead
-):
+def _multiply(  # type: ignore[no-untyped-def]
+    v, v_start, tiles, depth, u, u_start, width, columns, m, m_start, v_block, keep, ahead,
+    near, share,
+):  # fmt: skip
     """M (+)= V U for one frequency, one unit of filters and some channels.
 
-    The rows of U that are needed next begin at `ahead`.
+    The rows of U that are needed next begin at `ahead`. Meanwhile a share of `near` is brought
+    near, too.
     """
     lanes = lanes_of(v)
     panel = panel_columns(v)
@@ -546,7 +589,7 @@ def _multiply_unit(  # type: ignore[no-untyped-def]
             v, v_start, lanes, lanes * lanes, 1, v_block, tiles, depth,
             u, u_start + column, width, lanes, (min(panel, columns - column) + lanes - 1) // lanes,
             m, m_start + column // lanes * v_block, lanes, lanes * lanes, v_block, keep,
-            ahead + column,
+            ahead + column, near, share[0], share[1], share[2],
         )  # fmt: skip
 
 
@@ -625,12 +668,13 @@ def winograd_products(  # type: ignore[no-untyped-def]
                 for index in range(v.shape[0]):
                     v_start = (index * group + g) * v.shape[2] + frequency * v_frequency
                     for i in range(k, k_end, _DEPTH):
-                        _multiply_unit(
+                        _multiply(
                             v, v_start + i // lanes * block, tiles, min(_DEPTH, k_end - i),
                             u, (frequency * (rows + 1) + i - k) * width, width,
                             min(width, columns - left),
                             m, (unit * v.shape[0] + index) * m.shape[2] + frequency * m_frequency,
                             block, i, ((frequency + 1) % frequencies * (rows + 1) + i - k) * width,
+                            v, (0, 0, 0),
                         )  # fmt: skip
 
 
@@ -724,6 +768,7 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
     width = min(panel_columns(x), filter_blocks * lanes)
     du_panel = (channel_blocks * lanes + 1) * width
     du_frequency = (together + width - 1) // width * du_panel
+    calls = patch * patch * ((together + width - 1) // width)
     blocking, covered = (images, down, across, outputs), (dy.shape[2], dy.shape[3])
     first = begin * span
     blocks = _block_count(covered, blocking, first, end * span)
@@ -740,24 +785,31 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
                 x, x_pitch, g * channels, channels, block, around, patch, 2 * variant,
                 plane, v, 0, v_block, v_frequency, sums, 0,
             )  # fmt: skip
+            tiles = block[1] * block[3] * block[5]
             ahead = _block_at(min(index + 1, blocks - 1), covered, blocking, first)
+            dy_shares = _shares(
+                _covered(dy, dy_pitch, o, together, ahead, nothing, outputs), calls // 2
+            )
+            x_shares = _shares(
+                _covered(x, x_pitch, g * channels, channels, ahead, around, patch),
+                calls - calls // 2,
+            )  # fmt: skip
+            call = 0
             for frequency in range(patch * patch):
-                _prefetch(
-                    x, x_pitch, g * channels, channels, ahead, around, patch,
-                    frequency, patch * patch,
-                )  # fmt: skip
-                _prefetch(
-                    dy, dy_pitch, o, together, ahead, nothing, outputs, frequency, patch * patch
-                )
                 for left in range(0, together, width):
+                    if call < calls // 2:
+                        near, share = dy, _share_of(dy_shares, call)
+                    else:
+                        near, share = x, _share_of(x_shares, call - calls // 2)
+                    call += 1
                     multiply_blocks(
                         v, frequency * v_frequency, 1, v_block, lanes, lanes * lanes,
-                        channels, block[1] * block[3] * block[5],
+                        channels, tiles,
                         m, frequency * m_frequency + left // lanes * v_block, lanes, v_block,
                         (min(width, together - left) + lanes - 1) // lanes,
                         du, frequency * du_frequency + left // width * du_panel,
                         width, lanes * width, lanes, index,
-                        frequency * m_frequency,
+                        frequency * m_frequency, near, share[0], share[1], share[2],
                     )  # fmt: skip
         finish_filters(
             du, width, du_panel, du_frequency, variant, plane, o, together, channels, taps,

@@ -19,6 +19,8 @@ from cgdnn import machine
 from cgdnn.kernels.vector import Emitter, constant, emitted
 from cgdnn.kernels.winograd_points import VARIANTS, Matrix, matrices, transposed
 
+_LINES = 16
+"""Cache lines that a tile of a product brings near."""
 _AHEAD = 4
 """Rows of dU that are brought near before they are needed: each is spread over many pages."""
 
@@ -143,14 +145,23 @@ def _both_sides(
             e.store(finish(vector, place), place)
 
 
+def _either(e: Emitter, plane: Any, x: Any, x_start: Any) -> Any:
+    """Return where a plane begins: in x, if `x_start` is not negative, else in scratch."""
+    there = e.builder.icmp_signed(">=", x_start, e.integer(0))
+    return e.builder.select(there, e.at(x, x_start), plane)
+
+
 @emitted
-def add_vectors(e, plane, start, count, total, total_start):  # type: ignore[no-untyped-def]
-    """Add `count` vectors to the one at `total_start`."""
+def add_vectors(  # type: ignore[no-untyped-def]
+    e, plane, x, x_start, row, rows, columns, total, total_start
+):
+    """Add the vectors of a plane, as in `tiles_from_plane`, to the one at `total_start`."""
     build = e.builder
-    plane, total = e.at(plane, start), e.at(total, total_start)
+    plane, total = _either(e, plane, x, x_start), e.at(total, total_start)
     partial = e.variable(e.zero())
-    with e.sweep(count, (plane, e.integer(e.lanes))) as (place,):
-        build.store(build.fadd(build.load(partial), e.load(place)), partial)
+    with e.sweep(rows, (plane, row)) as (line,):  # noqa: SIM117
+        with e.sweep(columns, (line, e.integer(e.lanes))) as (place,):
+            build.store(build.fadd(build.load(partial), e.load(place)), partial)
     e.store(build.fadd(e.load(total), build.load(partial)), total)
 
 
@@ -161,14 +172,15 @@ def _step_of(kind: int) -> int:
 
 @emitted
 def tiles_from_plane(  # type: ignore[no-untyped-def]
-    e, plane, start, row, v, v_start, v_frequency, count, kind
+    e, plane, x, x_start, start, row, v, v_start, v_frequency, count, kind
 ):
     """Transform `count` tiles, side by side in a plane, for the products.
 
+    The plane begins at `x_start` in x or, where that is negative, with the scratch `plane`.
     `kind` is an index of `TO_FREQUENCIES`.
     """
     build = e.builder
-    plane, v = e.at(plane, start), e.at(v, v_start)
+    plane, v = e.at(_either(e, plane, x, x_start), start), e.at(v, v_start)
     with e.cases(kind, len(TO_FREQUENCIES)) as each:
         for case in each:
             matrix, step = TO_FREQUENCIES[case], _step_of(case) * e.lanes
@@ -181,15 +193,17 @@ def tiles_from_plane(  # type: ignore[no-untyped-def]
 
 @emitted
 def tiles_to_plane(  # type: ignore[no-untyped-def]
-    e, m, m_start, m_frequency, count, plane, start, row, bias, bias_start, channels, kind
-):
+    e, m, m_start, m_frequency, count, plane, y, y_start, start, row, bias, bias_start, channels,
+    kind,
+):  # fmt: skip
     """Transform `count` products back to tiles, side by side in a plane.
 
-    `kind` is an index of `FROM_FREQUENCIES`. Tiles that do not overlap are set to the result plus
-    the bias of the first `channels` lanes; those that do are added to, and there is no bias.
+    The plane is in y or in scratch, as in `tiles_from_plane`. `kind` is an index of
+    `FROM_FREQUENCIES`. Tiles that do not overlap are set to the result plus the bias of the first
+    `channels` lanes; those that do are added to, and there is no bias.
     """
     build = e.builder
-    m, plane = e.at(m, m_start), e.at(plane, start)
+    m, plane = e.at(m, m_start), e.at(_either(e, plane, y, y_start), start)
     added = e.load(e.at(bias, bias_start), e.first_lanes(channels))
     with e.cases(kind, len(FROM_FREQUENCIES)) as each:
         for case in each:
@@ -285,7 +299,7 @@ def _accumulate(
 @emitted
 def multiply_blocks(  # type: ignore[no-untyped-def]
     e, a, a_start, a_row, a_rows, a_k, a_ks, rows, depth, b, b_start, b_row, b_vector, vectors,
-    c, c_start, c_row, c_rows, c_vector, keep, ahead,
+    c, c_start, c_row, c_rows, c_vector, keep, ahead, near, near_start, near_count, near_jump,
 ):  # fmt: skip
     """C (+)= A B for one panel of at most `panel_vectors` vectors.
 
@@ -293,13 +307,20 @@ def multiply_blocks(  # type: ignore[no-untyped-def]
     ``i // L * a_rows + i % L * a_row + k // L * a_ks + k % L * a_k``, vector v of row k of B at
     ``k * b_row + v * b_vector``, and of row i of C at
     ``i // L * c_rows + i % L * c_row + v * c_vector``. Rows up to a multiple of `_rows` are
-    computed from what lies there. `keep` is not 0 where C is added to. Meanwhile `depth` rows of B
-    from element `ahead` on are brought into the second cache.
+    computed from what lies there. `keep` is not 0 where C is added to.
+
+    Meanwhile `depth` rows of B from element `ahead` on are brought into the second cache, and
+    `near_count` elements of another array from `near_start` on. Where `near_jump` is not 0, each
+    tile of C brings so many, those of the next tile begin `near_jump` elements further.
     """
     build = e.builder
     lanes = e.integer(e.lanes)
-    later = e.at(b, ahead)
+    later, near = e.at(b, ahead), e.at(near, near_start)
     a, b, c = e.at(a, a_start), e.at(b, b_start), e.at(c, c_start)
+    jumps = build.icmp_signed("!=", near_jump, e.integer(0))
+    near_step = build.select(jumps, build.sdiv(near_count, e.integer(_LINES)), lanes)
+    near_end = build.select(jumps, build.mul(near_jump, rows), near_count)
+    near_jump = build.select(jumps, near_jump, e.integer(_LINES * e.lanes))
     keeps = build.icmp_signed("!=", keep, e.integer(0))
     # Blocks of the contraction that follow each other are taken as one: each end of a loop may be
     # mispredicted, which takes as long as two of its rounds.
@@ -333,17 +354,24 @@ def multiply_blocks(  # type: ignore[no-untyped-def]
                 below = build.mul(c_row, e.integer(mr))
                 for place in places:  # what the next tile adds to or overwrites
                     e.prefetch(e.at(place, below))
+                offset = build.mul(tile.index, near_jump)
+                with build.if_then(build.icmp_signed("<", offset, near_end)):
+                    for line in range(_LINES):
+                        place = e.at(near, offset, build.mul(near_step, e.integer(line)))
+                        e.prefetch(place, nearest=False)
                 slice_ = e.at(later, build.mul(build.mul(tile.index, depth), share))
                 with e.sweep(
                     whole, (a_tile, a_ks), (b, b_rows), (slice_, build.mul(share, lanes))
-                ) as (a_block, b_block, some):
+                ) as (a_block, b_block, start):
                     _accumulate(
                         e, lanes, (a_block, a_k), a_steps, (b_block, b_row), b_steps, sums,
-                        (some, share),
+                        (start, share),
                     )  # fmt: skip
+                done = build.mul(whole, lanes)
                 _accumulate(
                     e, rest, (e.at(a_tile, build.mul(whole, a_ks)), a_k), a_steps,
-                    (e.at(b, build.mul(whole, b_rows)), b_row), b_steps, sums, (slice_, share),
+                    (e.at(b, build.mul(whole, b_rows)), b_row), b_steps, sums,
+                    (e.at(slice_, build.mul(done, share)), share),
                 )  # fmt: skip
                 for slot, place in zip(sums, places, strict=True):
                     e.store(build.load(slot), place)

@@ -21,6 +21,7 @@ SHAPES = {
     "wide": (20, 150, (6, 5), 5, (2, 2), 4, 1),
     "in_lanes": (2 * LANES, LANES, (9, 14), 5, (2, 1), 4, 1),
     "group_in_lanes": (2 * LANES, 4 * LANES, (6, 5), 3, (1, 1), 3, 2),
+    "whole_in_lanes": (LANES, 2 * LANES, (20, 8), 3, (1, 1), 2, 1),
     "images_together": (6, 10, (9, 8), 3, (1, 1), 4, 1),
 }
 FEW_TILES = ("uneven", "group", "small_image", "deep", "wide")
@@ -320,7 +321,8 @@ def test_each_variant_has_a_number():
 
 
 @pytest.mark.parametrize(
-    ("name", "outputs"), [("in_lanes", 4), ("group_in_lanes", 4), ("group_in_lanes", 5)]
+    ("name", "outputs"),
+    [("in_lanes", 4), ("group_in_lanes", 4), ("group_in_lanes", 5), ("whole_in_lanes", 4)],
 )
 @pytest.mark.parametrize("pitches", [(LANES, 1), (1, LANES), (LANES, LANES)])
 def test_channels_in_lanes_give_the_same_bits(name, outputs, pitches, dtype):

@@ -16,7 +16,7 @@ def products(a, b, c, rows, depth, keep):
     multiply_blocks(
         *(a, 0, lanes, lanes * lanes, 1, a.shape[1] * lanes, rows, depth),
         *(b, 0, b.shape[1] * lanes, lanes, b.shape[1]),
-        *(c, 0, c.shape[1] * lanes, c.shape[1] * lanes * lanes, lanes, keep, 0),
+        *(c, 0, c.shape[1] * lanes, c.shape[1] * lanes * lanes, lanes, keep, 0, a, 0, 0, 0),
     )
 
 
