@@ -12,7 +12,7 @@ phases only those below the size of the kernel are needed.
 
 Winograd's algorithm rounds w' * x' as it does any product of its taps, in float32 against float64,
 rms over the largest magnitude: up to 8e-7 for 3 x 3 taps, of kernels of 11 x 11 with stride 4 and
-of 5 x 5 with stride 2, and up to 1.5e-6 for 5 x 5, of kernels of 7 x 7 with stride 2 (directly:
+of 5 x 5 with stride 2, and up to 1.5e-6 for 4 x 4, of kernels of 7 x 7 with stride 2 (directly:
 1e-7 and 2.5e-7).
 """
 

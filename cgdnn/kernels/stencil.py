@@ -37,7 +37,7 @@ _JOINED_CHANNELS = 64
 """Up to so many channels, the taps of a row follow each other where nothing lies between them."""
 _CYCLE = 0.265
 """Nanoseconds of a cycle, for estimates; two products of vectors take one."""
-RELAY, _TO_LANES, _FROM_LANES, _STORE = 0.25, 0.2, 0.25, 0.1
+_RELAY, _TO_LANES, _FROM_LANES, _STORE = 0.25, 0.2, 0.25, 0.1
 """Nanoseconds of a value that is re-laid, that is transposed to lanes and from them, and that is
 stored as it is."""
 _TOGETHER = 8
@@ -375,7 +375,7 @@ def _stencil(
         cost = _FROM_LANES * -(-filters // lanes) * lanes * outputs
     cost += _CYCLE * channels * cycles
     if reading.relays:
-        cost += RELAY * channels * reading.copies * bands * plane_pitch
+        cost += _RELAY * channels * reading.copies * bands * plane_pitch
     return Stencil(
         (
             np.ascontiguousarray(np.array(steps or [(0, 0)], np.int64).T),
@@ -510,7 +510,7 @@ def backward_weights(window: Window, units: int | None = None) -> WeightStencil:
     cycles = rows.kernel * (window.channels * columns.kernel // run) * _tiles_cost(blocks, 2, run)
     cost = _CYCLE * outputs * cycles + _TO_LANES * outputs * blocks * lanes
     if relays:
-        cost += RELAY * -(-rows.output // band) * height * width * window.channels
+        cost += _RELAY * -(-rows.output // band) * height * width * window.channels
     return WeightStencil(
         np.array([-columns.pad], np.int64),
         (

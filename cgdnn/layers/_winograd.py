@@ -9,7 +9,7 @@ from math import prod
 from cgdnn.kernels import conv_winograd as kernels
 from cgdnn.kernels import conv_winograd_few as few
 from cgdnn.kernels.winograd_few_tiles import FEW
-from cgdnn.kernels.winograd_points import OUTPUTS, VARIANTS
+from cgdnn.kernels.winograd_points import OUTPUTS, TAPS, VARIANTS
 from cgdnn.layers._base import (
     BEGIN,
     END,
@@ -49,7 +49,7 @@ _MOST_SUMS = 5 << 19
 
 @dataclass(frozen=True)
 class Winograd:
-    """A convolution with square kernels of 3 or 5 taps, stride 1 and dilation 1.
+    """A convolution with square kernels of a size in `VARIANTS`, stride 1 and dilation 1.
 
     Attributes
     ----------
@@ -185,8 +185,8 @@ class Winograd:
     @property
     def _has_few(self) -> bool:
         """Whether the forward pass is faster by the kernel for few channels."""
-        few_channels = self.group == 1 and self.w[1] <= FEW
-        return few_channels and self._few_cost < self._cost(kernels.FORWARD)
+        served = self.group == 1 and self.w[1] <= FEW and self.taps in TAPS
+        return served and self._few_cost < self._cost(kernels.FORWARD)
 
     @property
     def _few_cost(self) -> float:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from cgdnn.kernels import conv_unfold as kernels
 from cgdnn.kernels import stencil
 from cgdnn.kernels.conv_sparse import Pooled, Window, most_sums
-from cgdnn.kernels.winograd_points import TAPS
+from cgdnn.kernels.winograd_points import TAPS, VARIANTS
 from cgdnn.layers import _parallel_gemm
 from cgdnn.layers._axis import canonical_axis
 from cgdnn.layers._base import (
@@ -347,7 +347,7 @@ class Convolution(Layer):
     def _winograd(self) -> Winograd | Phased:
         bias = self.node.param.convolution_param.bias_term
         if self._axes[0].stride > 1:
-            phases = self._phases(min(t for t in TAPS if t >= self._phase_taps))
+            phases = self._phases(min(t for _, t in VARIANTS if t >= self._phase_taps))
             return Phased(
                 phases, Winograd(phases.images, phases.filters, self._top_view, (0, 0), bias)
             )

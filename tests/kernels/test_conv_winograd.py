@@ -22,6 +22,7 @@ SHAPES = {
     "in_lanes": (2 * LANES, LANES, (9, 14), 5, (2, 1), 4, 1),
     "group_in_lanes": (2 * LANES, 4 * LANES, (6, 5), 3, (1, 1), 3, 2),
     "whole_in_lanes": (LANES, 2 * LANES, (20, 8), 3, (1, 1), 2, 1),
+    "four_taps": (7, 18, (13, 8), 4, (1, 2), 3, 1),
     "images_together": (6, 10, (9, 8), 3, (1, 1), 4, 1),
 }
 FEW_TILES = ("uneven", "group", "small_image", "deep", "wide")

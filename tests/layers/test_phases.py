@@ -11,6 +11,7 @@ MADE = [
     case("5 kernel_size: 7 stride: 3 pad: 2 bias_term: false", (3, 2, 12, 11), (3, 5, 4, 3)),
     case("2 kernel_size: 11 stride: 4", (2, 1, 16, 19), (2, 2, 2, 3), bottoms=2),
     case("18 kernel_size: 5 stride: 2 pad: 2", (2, 4, 11, 12), (2, 18, 6, 6)),
+    case("3 kernel_size: 7 stride: 2", (2, 1, 12, 13), (2, 3, 3, 4)),
     case("4 kernel_size: 4 stride: 2 group: 2", (2, 4, 7, 8), (2, 4, 2, 3)),
 ]
 every_case = pytest.mark.parametrize("made", MADE, ids=str)
