@@ -555,6 +555,13 @@ def _add_vectors(e, y, y_start, x, x_start, count):  # type: ignore[no-untyped-d
 
 
 @device
+def _zero(u, start, count):  # type: ignore[no-untyped-def]
+    """Set `count` elements of u, and up to a vector beyond them, to 0."""
+    lanes = lanes_of(u)
+    fill_zero(u, start, (count + lanes - 1) // lanes)
+
+
+@device
 def _relay_channels(  # type: ignore[no-untyped-def]
     x, n, images, c_begin, channels, row_begin, rows, row_stride, first, columns, u, pitch
 ):  # fmt: skip
@@ -563,25 +570,27 @@ def _relay_channels(  # type: ignore[no-untyped-def]
     height, width = x.shape[2], x.shape[3]
     left = min(columns, max(0, -first))
     right = max(left, min(columns, width - first))
+    top = min(rows, max(0, (row_stride - 1 - row_begin) // row_stride))
+    bottom = max(top, min(rows, (height - 1 - row_begin) // row_stride + 1))
+    whole = row_stride == 1 and right - left == width
+    together = max(1, bottom - top) if whole else 1
     for image in range(images):
-        for i in range(rows):
-            row = row_begin + i * row_stride
-            place = (image * rows + i) * columns * pitch
-            inside = 0 <= row < height
-            stop = left if inside else columns
-            for j in range(place, place + stop * pitch):
-                u[j] = 0
-            if inside:
-                source = (
-                    (((n + image) * x.shape[1] + c_begin) * height + row) * width + first + left
-                )
-                for c in range(0, channels, lanes):
-                    to_pixels(
-                        x, source + c * height * width, height * width, min(lanes, channels - c),
-                        u, place + left * pitch + c, pitch, right - left,
-                    )  # fmt: skip
-                for j in range(place + right * pitch, place + columns * pitch):
-                    u[j] = 0
+        start = image * rows * columns * pitch
+        begin, end = start, start + (top * columns + left) * pitch
+        for _ in range(top, bottom):
+            _zero(u, begin, end - begin)
+            begin = end + (right - left) * pitch
+            end += columns * pitch
+        _zero(u, begin, start + rows * columns * pitch - begin)
+        for i in range(top, bottom, together):
+            source = ((n + image) * x.shape[1] + c_begin) * height + row_begin + i * row_stride
+            source = source * width + first + left
+            place = start + (i * columns + left) * pitch
+            for c in range(0, channels, lanes):
+                to_pixels(
+                    x, source + c * height * width, height * width, min(lanes, channels - c),
+                    u, place + c, pitch, right - left, together, columns * pitch,
+                )  # fmt: skip
 
 
 @device

@@ -658,7 +658,9 @@ def _lay_images(  # type: ignore[no-untyped-def]
                 if pitch == lanes:
                     to_lanes(x, source, height * width, some, image, target, width)
                 else:
-                    to_pixels(x, source, height * width, some, image, target, pitch, width)
+                    to_pixels(
+                        x, source, height * width, some, image, target, pitch, width, 1, 0
+                    )  # fmt: skip
 
 
 @cache

@@ -14,6 +14,8 @@ from cgdnn.kernels.vector import Emitter, emitted
 
 _ROWS = 8
 """Channels that are written side by side."""
+_INTERLEAVED = 4
+"""Channels of a pixel, at most, of which vectors are made that hold some whole pixels."""
 
 
 @emitted
@@ -49,34 +51,82 @@ def to_lanes(e, x, x_start, x_row, channels, plane, plane_start, columns):  # ty
 
 
 @emitted
-def to_pixels(e, x, x_start, x_row, channels, y, y_start, pitch, columns):  # type: ignore[no-untyped-def]
-    """Copy `columns` elements of each of up to L channels to pixels of `pitch` elements.
+def to_pixels(  # type: ignore[no-untyped-def]
+    e, x, x_start, x_row, channels, y, y_start, pitch, columns, rows, y_row
+):  # fmt: skip
+    """Copy rows of up to L channels, which follow each other, to pixels of `pitch` elements.
 
-    ``y.flat[y_start + j * pitch + c]`` gets ``x.flat[x_start + c * x_row + j]``; nothing else is
-    written.
+    ``y.flat[y_start + i * y_row + j * pitch + c]`` gets
+    ``x.flat[x_start + c * x_row + i * columns + j]`` for i < `rows` and j < `columns`; nothing else
+    is written.
     """
     build = e.builder
-    lanes = e.integer(e.lanes)
     x, y = e.at(x, x_start), e.at(y, y_start)
-    groups = build.sdiv(build.add(columns, e.integer(e.lanes - 1)), lanes)
-    few = min(4, e.lanes)
-    many = build.zext(build.icmp_signed(">", channels, e.integer(few)), channels.type)
-    written = e.first_lanes(channels)
-    with e.cases(many, 2) as each:
+    one = e.integer(1)
+    few = build.icmp_signed("<=", channels, e.integer(min(_INTERLEAVED, e.lanes)))
+    alone = build.and_(few, build.icmp_signed("==", channels, pitch))
+    number = build.select(alone, build.sub(channels, one), e.integer(0))
+    with e.cases(number, min(_INTERLEAVED, e.lanes)) as each:
         for case in each:
-            most = e.lanes if case else few
-            with e.loop(groups) as group:
-                first = build.mul(group.index, lanes)
-                left = build.sub(columns, first)
-                rows = [e.zero()] * e.lanes
-                for i in range(most):
-                    exists = build.icmp_signed("<", e.integer(i), channels)
-                    mask = e.first_lanes(build.select(exists, left, e.integer(0)))
-                    rows[i] = e.load(e.at(x, first, build.mul(e.integer(i), x_row)), mask)
-                target = e.at(y, build.mul(first, pitch))
-                for i, vector in enumerate(e.transposed(rows)):
-                    with build.if_then(build.icmp_signed("<", e.integer(i), left)):
-                        e.store(vector, e.at(target, build.mul(e.integer(i), pitch)), written)
+            if case == 0:
+                _squares_to_pixels(e, x, x_row, channels, y, pitch, columns, rows, y_row)
+                continue
+            with e.sweep(rows, (x, columns), (y, y_row)) as (source, target):
+                _interleave(e, case + 1, source, x_row, target, columns)
+
+
+def _squares_to_pixels(e, x, x_row, channels, y, pitch, columns, rows, y_row):  # type: ignore[no-untyped-def]
+    """Emit `to_pixels` for any channels: squares of all channels by as many pixels as lanes."""
+    build, lanes, one = e.builder, e.integer(e.lanes), e.integer(1)
+    pixels = build.mul(rows, columns)
+    groups = build.sdiv(build.add(pixels, e.integer(e.lanes - 1)), lanes)
+    written, last = e.first_lanes(channels), build.sub(channels, one)
+    offsets = [build.mul(e.smaller(e.integer(i), last), x_row) for i in range(e.lanes)]
+    next_channels = build.mul(x_row, lanes)
+    gap = build.sub(y_row, build.mul(columns, pitch))
+    target, column = e.variable(y), e.variable(e.integer(0))
+    missing = e.variable(pixels)
+    with e.sweep(groups, (x, lanes)) as (source,):
+        left = build.load(missing)
+        build.store(build.sub(left, lanes), missing)
+        mask = e.first_lanes(left)
+        places = [e.at(source, offset) for offset in offsets]
+        vectors = [e.load(place, mask) for place in places]
+        for place in places:
+            e.prefetch(e.at(place, next_channels))
+        for i, vector in enumerate(e.transposed(vectors)):
+            with build.if_then(build.icmp_signed("<", e.integer(i), left)):
+                place, after = build.load(target), build.add(build.load(column), one)
+                e.store(vector, place, written)
+                ends = build.icmp_signed("==", after, columns)
+                build.store(build.select(ends, e.integer(0), after), column)
+                skipped = build.select(ends, gap, e.integer(0))
+                build.store(e.at(place, pitch, skipped), target)
+
+
+def _interleave(e, count, x, x_row, y, columns):  # type: ignore[no-untyped-def]
+    """Emit y[j * count + c] = x[c * x_row + j] for the `count` channels of a row."""
+    build, lanes = e.builder, e.integer(e.lanes)
+    values = [divmod(i, count) for i in range(count * e.lanes)]  # pixel and channel
+    groups = build.sdiv(build.add(columns, e.integer(e.lanes - 1)), lanes)
+    missing = e.variable(columns)
+    with e.sweep(groups, (x, lanes), (y, e.integer(count * e.lanes))) as (source, target):
+        left = build.load(missing)
+        build.store(build.sub(left, lanes), missing)
+        mask = e.first_lanes(left)
+        rows = [e.load(e.at(source, build.mul(e.integer(c), x_row)), mask) for c in range(count)]
+        for first in range(0, count * e.lanes, e.lanes):
+            part = values[first : first + e.lanes]
+            vector = rows[0]
+            for c in range(1, count):
+                below = [pixel if c == 1 else lane for lane, (pixel, _) in enumerate(part)]
+                lanes_of_part = [
+                    e.lanes + pixel if channel == c else other
+                    for (pixel, channel), other in zip(part, below, strict=True)
+                ]
+                vector = e.shuffle(vector, rows[c], lanes_of_part)
+            stored = e.first_lanes(build.sub(build.mul(left, e.integer(count)), e.integer(first)))
+            e.store(vector, e.at(target, e.integer(first)), stored)
 
 
 @emitted

@@ -37,9 +37,11 @@ _JOINED_CHANNELS = 64
 """Up to so many channels, the taps of a row follow each other where nothing lies between them."""
 _CYCLE = 0.265
 """Nanoseconds of a cycle, for estimates; two products of vectors take one."""
-_RELAY, _TO_LANES, _FROM_LANES, _STORE = 0.25, 0.2, 0.25, 0.1
-"""Nanoseconds of a value that is re-laid, that is transposed to lanes and from them, and that is
-stored as it is."""
+_RELAY, _FROM_LANES, _STORE = 0.25, 0.25, 0.1
+"""Nanoseconds of a value that is re-laid, that is transposed from lanes, and that is stored as it
+is."""
+_TRANSPOSE = 0.1
+"""Nanoseconds of a value of x or dy that is transposed for the weight gradient."""
 _TOGETHER = 8
 """Images that are re-laid at a time, at most."""
 _KEPT = 256
@@ -508,9 +510,9 @@ def backward_weights(window: Window, units: int | None = None) -> WeightStencil:
     pixels = together * band * columns.output
     outputs = rows.output * columns.output
     cycles = rows.kernel * (window.channels * columns.kernel // run) * _tiles_cost(blocks, 2, run)
-    cost = _CYCLE * outputs * cycles + _TO_LANES * outputs * blocks * lanes
+    cost = _CYCLE * outputs * cycles + _TRANSPOSE * outputs * blocks * lanes
     if relays:
-        cost += _RELAY * -(-rows.output // band) * height * width * window.channels
+        cost += _TRANSPOSE * -(-rows.output // band) * height * width * window.channels
     return WeightStencil(
         np.array([-columns.pad], np.int64),
         (

@@ -27,8 +27,9 @@ from cgdnn.layers._base import (
     write,
 )
 
-_MOST_PARTIAL = 1 << 20
-"""Weights beyond which each piece of the weight gradient computes some filters from all images."""
+_MOST_PARTIAL = 1 << 18
+"""Weights beyond which each piece of the weight gradient computes some filters from all images:
+partial sums of more take longer than to re-lay x once for each piece."""
 _MOST_PIXELS = 4096
 """Pixels of all outputs up to which it does so, too, where x is read where it lies: partial sums
 of so few take longer than to read x once for each piece."""
@@ -107,7 +108,8 @@ class Direct:
         if window.filters % unit:
             return units  # pieces of equal size have to be whole groups
         equal = [n for n in range(1, _PIECE_UNITS + 1) if units % n == 0]
-        even = [n for n in equal if n == 2 or (n % 2 == 0 and units // n >= _FEW_PIECES)]
+        many = window.group * units // _FEW_PIECES
+        even = [n for n in equal if n == 2 or (n % 2 == 0 and n <= many)]
         return max(even or equal)
 
     def _stencil(self, which: str) -> stencil.Stencil:
