@@ -10,6 +10,7 @@ vectors.
 
 * Outputs: a tile is a few neighbouring pixels times a few filters. The data gradient is a forward
   pass over dy with its taps in reverse, padded by what the kernel has beyond the padding.
+* Outputs behind which maximum pooling stands (`forward_pooled`): only the maxima are written.
 * Weight gradients: a tile is as many taps as registers hold, all of one channel, of one filter or
   a few. It runs over the outputs of all images of a piece, some neighbours at a time: each vector
   of x meets all of them that it is a tap of. Lanes are added at the end.
@@ -32,6 +33,7 @@ from llvmlite import ir
 
 from cgdnn import machine
 from cgdnn.kernels._jit import INT, Kernel, array, kernel
+from cgdnn.kernels.pool_lanes import store_maximum
 from cgdnn.kernels.reorder import PLACE
 from cgdnn.kernels.stencil import Side, Window
 from cgdnn.kernels.vector import Emitter, emitted, lanes_of
@@ -47,9 +49,14 @@ _HELD_FILTERS = 8
 _LATENCY = 4
 """Cycles from a product to the next one of the same sum."""
 _POOLED = 2
-"""Rows and columns of the windows whose gradients are routed, and their distance."""
+"""Rows and columns of the windows that are pooled, or whose gradients are routed, and their
+distance."""
+_MOST_COLUMNS = 64
+"""Most outputs of a row that are pooled in the first cache."""
 _PRODUCT, _ROUTED_PRODUCT = 0.128, 0.33
 """Nanoseconds of a product of vectors, measured at each width; of one behind selections."""
+_MAXIMUM = 1.1
+"""Nanoseconds of a vector of maxima of values in the first cache."""
 _FETCH = 0.5
 """Nanoseconds in which a vector comes from the second cache."""
 
@@ -182,26 +189,30 @@ def _band(window: Window) -> int:
     return -(-window.rows.output // -(-window.rows.output // most))
 
 
-def _outputs(window: Window, step: int) -> Any:
+def _outputs(window: Window, step: int, pooled: bool = False) -> Any:
     """Return a function that computes the outputs of a group of images.
 
-    `step` is the distance among the weights from one tap to the next: -1 in a data gradient.
+    `step` is the distance among the weights from one tap to the next: -1 in a data gradient. Where
+    they are `pooled`, two rows of some filters at a time stay in the first cache, and only the
+    maxima of windows of 2 x 2, and their places, are written.
     """
     rows, columns, taps = window.rows, window.columns, window.taps
     most_pixels, most_filters = _output_tile(window.filters, columns.output)
     runs = _runs(columns, _shares(columns.output, most_pixels), range(columns.kernel))
     parts = _counted(_shares(window.filters, most_filters))
-    band = _band(window)
+    together = _POOLED if pooled else 1
+    lines, band = rows.output // together, -(-_band(window) // together)
+    x_row, y_row = columns.size * PLACE, columns.output * PLACE
     if step > 0:
         first_tap, w_filter, w_channel = 0, window.channels * taps, taps
     else:
         first_tap, w_filter, w_channel = taps - 1, taps, window.filters * taps
 
     @emitted
-    def planes(e, x, x_start, w, b, has_bias, y, y_start):  # type: ignore[no-untyped-def]
+    def planes(e, x, x_start, w, b, has_bias, y, places, y_start):  # type: ignore[no-untyped-def]
         build, number, place = e.builder, e.integer, PLACE
         x, w, y = e.at(x, x_start), e.at(w, number(first_tap)), e.at(y, y_start)
-        x_row, y_row = columns.size * place, columns.output * place
+        places = e.at(places, y_start)
         w_row = number(step * columns.kernel)
 
         def add_row(sums, run, x_k, w_k):  # type: ignore[no-untyped-def]
@@ -214,8 +225,8 @@ def _outputs(window: Window, step: int) -> Any:
                     for p, vector in zip(pixels, right, strict=True):
                         _add_product(e, left, vector, line[p])
 
-        def add_line(o, count, r):  # type: ignore[no-untyped-def]
-            """Compute row r of `count` filters from o on."""
+        def add_line(o, count, r, y_r, y_filter):  # type: ignore[no-untyped-def]
+            """Compute row r of `count` filters from o on, to rows that are `y_filter` apart."""
             starts = [e.variable(e.zero()) for _ in range(count)]
             with build.if_then(build.icmp_signed("!=", has_bias, number(0))):
                 for f, start in enumerate(starts):
@@ -226,8 +237,6 @@ def _outputs(window: Window, step: int) -> Any:
             met = build.sub(last, first)
             w_r = e.at(w, build.mul(o, number(w_filter)), build.mul(first, w_row))
             x_r = e.at(x, build.mul(build.sub(first, above), number(x_row)))
-            line = build.add(build.mul(o, number(rows.output)), r)
-            y_r = e.at(y, build.mul(line, number(y_row)))
             x_0 = e.at(x_r, number(-columns.pad * place))
             for run, (x_t, y_t) in _walk(e, runs, (x_0, place, 1), (y_r, place, 1)):
                 sums = [
@@ -240,16 +249,50 @@ def _outputs(window: Window, step: int) -> Any:
                 ):
                     add_row(sums, run, x_k, w_k)
                 for f, p in product(range(count), range(run.size)):
-                    at = number(f * rows.output * y_row + p * place)
+                    at = number(f * y_filter + p * place)
                     e.store(build.load(sums[f][p]), e.at(y_t, at))
 
-        with e.loop(number(-(-rows.output // band))) as bands:
+        def pool_lines(o, count, line, near):  # type: ignore[no-untyped-def]
+            """Write the maxima of two rows of `count` filters from o on, which are at `near`."""
+            across = columns.output // _POOLED
+            with e.loop(number(count)) as filter_, e.loop(number(across)) as window_:
+                source = build.mul(filter_.index, number(_POOLED * y_row))
+                source = e.at(near, source, build.mul(window_.index, number(_POOLED * place)))
+                elements = [
+                    (e.at(source, number(i * y_row + j * place)), number(i * columns.output + j))
+                    for i, j in product(range(_POOLED), repeat=2)
+                ]
+                row = build.add(build.mul(line, number(columns.output)), window_.index)
+                target = build.add(build.mul(build.add(o, filter_.index), number(lines)), line)
+                target = build.add(build.mul(target, number(across)), window_.index)
+                target = build.mul(target, number(place))
+                store_maximum(
+                    e, elements, False, build.mul(row, number(_POOLED)),
+                    e.at(y, target), e.at(places, target),
+                )  # fmt: skip
+
+        def add_lines(o, count, line):  # type: ignore[no-untyped-def]
+            """Compute the rows of `count` filters from o on that make up a line of y."""
+            if not pooled:
+                first = build.add(build.mul(o, number(rows.output)), line)
+                y_r = e.at(y, build.mul(first, number(y_row)))
+                add_line(o, count, line, y_r, rows.output * y_row)
+                return
+            vectors = e.vectors(count * _POOLED * y_row // e.lanes)
+            near = build.bitcast(vectors, y.type)
+            with e.loop(number(_POOLED)) as row:
+                r = build.add(build.mul(line, number(_POOLED)), row.index)
+                y_r = e.at(near, build.mul(row.index, number(y_row)))
+                add_line(o, count, r, y_r, _POOLED * y_row)
+            pool_lines(o, count, line, near)
+
+        with e.loop(number(-(-lines // band))) as bands:
             top = build.mul(bands.index, number(band))
-            height = e.smaller(number(band), build.sub(number(rows.output), top))
+            height = e.smaller(number(band), build.sub(number(lines), top))
             for first, count, tiles in parts:
                 with e.loop(number(tiles)) as tile, e.loop(height) as line:
                     o = build.add(number(first), build.mul(tile.index, number(count)))
-                    add_line(o, count, build.add(top, line.index))
+                    add_lines(o, count, build.add(top, line.index))
 
     return planes
 
@@ -273,10 +316,38 @@ def forward(window: Window) -> Kernel:
         x_group, y_group = x.size // x.shape[0], y.size // y.shape[0]
         for g in range(begin, end):
             for lane in range(0, x.shape[4], lanes_of(x)):
-                planes(x, g * x_group + lane, w, b, has_bias, y, g * y_group + lane)
+                planes(x, g * x_group + lane, w, b, has_bias, y, y, g * y_group + lane)
 
     function.__name__ = _name("forward", window)
     return kernel(array(5), array(4), array(1), INT, array(5), INT, INT)(function)
+
+
+def pools(window: Window) -> bool:
+    """Tell whether `forward_pooled` serves: for whole windows, of rows that stay near."""
+    sides = window.rows.output, window.columns.output
+    return all(size % _POOLED == 0 for size in sides) and sides[1] <= _MOST_COLUMNS
+
+
+@cache
+def forward_pooled(window: Window) -> Kernel:
+    """Return the kernel of `forward` that writes only the maxima of windows of 2 x 2.
+
+    They lie at a distance of 2. Its arguments are those of `forward`, but in place of y::
+
+        y : array (N / L, Co, OH / 2, OW / 2, L), written
+        places : int32 array of the same shape, written    row * OW + column of each maximum
+    """
+    planes = _outputs(window, 1, pooled=True)
+
+    def function(x, w, b, has_bias, y, places, begin, end):  # type: ignore[no-untyped-def]
+        x_group, y_group = x.size // x.shape[0], y.size // y.shape[0]
+        for g in range(begin, end):
+            for lane in range(0, x.shape[4], lanes_of(x)):
+                planes(x, g * x_group + lane, w, b, has_bias, y, places, g * y_group + lane)
+
+    function.__name__ = _name("forward_pooled", window)
+    y = array(5), array(5, "int32")
+    return kernel(array(5), array(4), array(1), INT, *y, INT, INT)(function)
 
 
 @cache
@@ -296,7 +367,7 @@ def backward_data(window: Window) -> Kernel:
         dy_group, dx_group = dy.size // dy.shape[0], dx.size // dx.shape[0]
         for g in range(begin, end):
             for lane in range(0, dy.shape[4], lanes_of(dy)):
-                planes(dy, g * dy_group + lane, w, w, 0, dx, g * dx_group + lane)
+                planes(dy, g * dy_group + lane, w, w, 0, dx, dx, g * dx_group + lane)
 
     function.__name__ = _name("backward_data", window)
     return kernel(array(5), array(4), array(5), INT, INT)(function)
@@ -618,6 +689,12 @@ def _products(window: Window) -> int:
 def outputs_cost(window: Window) -> float:
     """Return the estimated nanoseconds of an image in `forward`, or `backward_data`, on a core."""
     return _PRODUCT * _products(window) / PLACE
+
+
+def pooled_cost(window: Window) -> float:
+    """Return the estimated nanoseconds of an image in `forward_pooled` on one core."""
+    maxima = window.filters * window.rows.output * window.columns.output / _POOLED**2
+    return outputs_cost(window) + _MAXIMUM * maxima / PLACE
 
 
 def gradients_cost(window: Window) -> float:

@@ -71,9 +71,10 @@ def _integers(e: Emitter, number: Any) -> Any:
     return e.splat(e.builder.trunc(number, ir.IntType(32)))
 
 
-def _maximum(e, elements, known, first, y, places):  # type: ignore[no-untyped-def]
+def store_maximum(e, elements, known, first, y, places):  # type: ignore[no-untyped-def]
     """Write the maximum of a window and its position, at pointers.
 
+    elements : the places of the window, each with how far it is behind the first one
     known : whether the window has elements, and none of them is NaN
     first : position of the first element; -1 where there are none
     """
@@ -127,7 +128,7 @@ def _windows(maximum: bool, size: Size | None) -> Any:
                 elements = _elements(e, shape, source, width, rows, columns)
                 if maximum:
                     known, first = shape is not None, build.add(position, moved)
-                    _maximum(e, elements, known, first, e.at(y, target), e.at(places, target))
+                    store_maximum(e, elements, known, first, e.at(y, target), e.at(places, target))
                 else:
                     _average(e, elements, divisor, e.at(y, target))
 

@@ -155,6 +155,9 @@ class Step:
         Estimated nanoseconds a unit on one core; decides how many pieces there are.
     explain : callable, optional
         Turns a non-zero status of the kernel into the error that the user sees.
+    merge : callable, optional
+        Given the step behind, where that alone needs what this one writes: returns the one that
+        does both and writes only what that one does, if there is one.
     """
 
     kernel: Kernel | Callable[..., None]
@@ -162,6 +165,7 @@ class Step:
     extent: int = 1
     cost: float = 1e3
     explain: Callable[[int], CgdnnError] | None = None
+    merge: Callable[[Step], Step | None] | None = None
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 from cgdnn.kernels import conv_images as direct
 from cgdnn.kernels import conv_winograd_images as winograd
 from cgdnn.kernels._jit import Kernel
 from cgdnn.kernels.conv_winograd import grid_of, padded
+from cgdnn.kernels.pool_lanes import max_forward
 from cgdnn.kernels.stencil import Window
 from cgdnn.kernels.winograd_points import OUTPUTS
 from cgdnn.layers._base import (
@@ -112,14 +114,41 @@ class DirectImages(_Images):
     def forward(self, operands: Operands) -> list[Step]:
         """Return a step over groups of images for each bottom."""
         weights = [read_all(operands.param[0], self._weights), *self._bias(operands)]
-        return [
-            self._step(
-                direct.forward(self.window),
-                [read(x, self._bottom), *weights, write(y, self._top), BEGIN, END],
-                self.cost("forward"),
-            )
-            for x, y in zip(operands.bottom, operands.top, strict=True)
-        ]
+        steps = []
+        for x, y in zip(operands.bottom, operands.top, strict=True):
+            taken = [read(x, self._bottom), *weights]
+            arguments = [*taken, write(y, self._top), BEGIN, END]
+            step = self._step(direct.forward(self.window), arguments, self.cost("forward"))
+            step.merge = partial(self._pooled, taken)
+            steps.append(step)
+        return steps
+
+    def _pooled(self, taken: list[Argument], reader: Step) -> Step | None:
+        """Return the step over groups of images that pools what it computes, as `reader` does.
+
+        Parameters
+        ----------
+        taken : list of Argument
+            The bottom, the weights and the bias.
+        reader : Step
+        """
+        numbers = [argument for argument in reader.arguments if isinstance(argument, int)]
+        if reader.kernel is not max_forward((2, 2)) or numbers != [2, 2, 0, 0, 2, 2]:
+            return None
+        if not direct.pools(self.window):
+            return None
+        _, *written = (
+            argument.buffer for argument in reader.arguments if isinstance(argument, Use)
+        )
+        uses = [write(buffer, self._pooled_top) for buffer in written]
+        kernel, cost = direct.forward_pooled(self.window), lanes() * direct.pooled_cost(self.window)
+        return self._step(kernel, [*taken, *uses, BEGIN, END], cost)
+
+    @property
+    def _pooled_top(self) -> Shape:
+        """The top behind maximum pooling that halves it."""
+        sides = self.window.rows, self.window.columns
+        return (*self._top[:2], *(-(-side.output // 2) for side in sides), lanes())
 
     def backward_data(self, operands: Operands) -> list[Step]:
         """Return a step over groups of images for each bottom whose diff is wanted."""
@@ -146,9 +175,7 @@ class DirectImages(_Images):
     def routed(self, operands: Operands) -> list[Step]:
         """Return the steps of the weight gradient from the gradients behind maximum pooling."""
         assert operands.routed is not None
-        pooled = [-(-side.output // 2) for side in (self.window.rows, self.window.columns)]
-        shape = (*self._top[:2], *pooled, lanes())
-        gradients = [read(buffer, shape) for buffer in operands.routed]
+        gradients = [read(buffer, self._pooled_top) for buffer in operands.routed]
         kernel = direct.backward_weights_routed(self.window)
         return self._summed(operands, operands.bottom[0], gradients, kernel, self.routed_cost)
 

@@ -3,6 +3,7 @@
 Where a blob is larger than a near cache, writing it as a whole and reading it again takes time,
 often more than the step that reads it. If nobody needs it afterwards, each worker has room for a
 piece of it only: it computes the piece, and what follows from it, before it goes on to the next.
+Where a step can be merged with the one that reads the blob, there are not even pieces of it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Chain:
         Equal parts that all the steps can be cut into, and how many pieces these make.
     piece_bytes : int
         Of the largest piece of the blob.
+    merged : Step, optional
+        The one that does what the steps do, without the blob.
     """
 
     first: int
@@ -43,6 +46,7 @@ class Chain:
     units: int
     pieces: int
     piece_bytes: int
+    merged: Step | None = None
 
     def range_of(self, piece: int, extent: int) -> tuple[int, int]:
         """Return the part of a step of this extent that belongs to a piece."""
@@ -78,7 +82,11 @@ def chains(
         if last == first or not _hands_on(between, buffer):
             continue
         units, size = gcd(*(step.extent for step in between)), size_of(buffer)
-        if size > _PIECE_BYTES and size <= _MOST_BYTES * units:
+        merge = between[0].merge if len(between) == 2 else None
+        both = merge(between[1]) if merge else None
+        if both is not None:
+            found |= dict.fromkeys(numbers, Chain(first, last, buffer, units, 1, 0, both))
+        elif size > _PIECE_BYTES and size <= _MOST_BYTES * units:
             pieces = -(-units // max(1, _PIECE_BYTES * units // size))
             chain = Chain(first, last, buffer, units, pieces, -(-units // pieces) * size // units)
             found |= dict.fromkeys(numbers, chain)

@@ -377,7 +377,10 @@ class Lowering:
             elif handed[index].first == index:
                 chain = handed[index]
                 pieces[chain.carried] = chain.piece_bytes
-                tasks += _cut_chain(chain, works)
+                if chain.merged is None:
+                    tasks += _cut_chain(chain, works)
+                else:
+                    tasks += _cut(replace(work, step=chain.merged), self)
         found, made = first_uses(tasks)
         free = self._roots(lent) - found if lent else set()
         placement = place(tasks, self.size_of, free, pieces)

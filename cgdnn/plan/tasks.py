@@ -82,7 +82,7 @@ class Program:
         What absorbed layers would keep for a backward pass of their own.
     carried : dict
         Blob that only exists piece by piece, between the parts of a chain -> bytes of the largest
-        piece.
+        piece; 0 where these were merged, so that it does not exist at all.
     """
 
     tasks: list[Task]
@@ -102,4 +102,5 @@ class Program:
     @cached_property
     def lost(self) -> set[Buffer]:
         """The blobs, diffs and states that the program is lent: they hold nothing after a run."""
-        return {b for b in self.places if b.kind in ("data", "diff", "state")} | self.unmade
+        placed = {b for b in self.places if b.kind in ("data", "diff", "state")}
+        return placed | self.unmade | self.carried.keys()

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from cgdnn.kernels import conv_images as kernels
+from cgdnn.kernels.pool_lanes import max_forward
 from cgdnn.kernels.reorder import PLACE
 from cgdnn.kernels.stencil import Side, Window
 from tests.reference import conv as reference
@@ -124,6 +125,31 @@ def test_forward(case, has_bias):
     bias = case.b if has_bias else None
     reference.forward(case.x, case.w, bias, want, case.tables, *case.last)
     case.near(case.forward(0, case.groups, has_bias), want)
+
+
+@pytest.mark.parametrize("name", ["lenet1", "lenet2", "pad", "bands"])
+def test_forward_pooled(dtype, name):
+    """It gives the bits of a pooling behind `forward`, NaN included."""
+    case = Case(name, dtype)
+    assert kernels.pools(case.window)
+    case.x[2, 0, 3, 3] = np.nan
+    dense = to_groups(case.forward(0, case.groups))
+    shape = (*dense.shape[:2], dense.shape[2] // 2, dense.shape[3] // 2, LANES)
+    want, y = (np.full(shape, np.nan, dtype) for _ in range(2))
+    want_places, places = (np.full(shape, -1, np.int32) for _ in range(2))
+    planes = [array.reshape(-1, *array.shape[2:]) for array in (dense, want, want_places)]
+    max_forward((2, 2))(*planes, 2, 2, 0, 0, 2, 2, 0, len(planes[0]))
+    kernel = kernels.forward_pooled(case.window)
+    kernel(to_groups(case.x), case.w, case.b, 1, y, places, 0, case.groups)
+    np.testing.assert_array_equal(y, want)
+    np.testing.assert_array_equal(places, want_places)
+
+
+def test_only_whole_windows_of_rows_that_stay_near_are_pooled_at_once():
+    assert kernels.pools(Case("even", "float32").window)
+    assert not kernels.pools(Case("plain", "float32").window)
+    wide = Side(100, 3, 1, 1, 1)
+    assert not kernels.pools(Window(1, 1, 1, wide, wide))
 
 
 def test_backward_data(case):

@@ -38,6 +38,23 @@ def test_a_blob_between_two_steps_is_handed_on():
     assert [chain.range_of(piece, 16) for piece in range(4)] == [(0, 4), (4, 8), (8, 12), (12, 16)]
 
 
+def test_two_steps_that_can_be_merged_are_whatever_the_size():
+    both = step(read(X), write(Z))
+    small, behind = buffer("s", 8, 1), []
+
+    def merge(reader):
+        behind.append(reader)
+        return both if len(behind) == 1 else None
+
+    steps = [step(read(X), write(small), merge=merge), step(read(small), write(Z))]
+    assert chains(steps, {small}, size_of)[0].merged is both
+    assert behind == [steps[1]]
+    assert chains(steps, {small}, size_of) == {}
+    steps.insert(1, step(update(small)))
+    assert chains(steps, {small}, size_of) == {}
+    assert len(behind) == 2
+
+
 def test_steps_in_place_belong_to_the_chain():
     steps = [step(read(X), write(Y)), step(update(Y)), step(read(Y), write(Z))]
     assert chains(steps, {Y}, size_of)[1].last == 2

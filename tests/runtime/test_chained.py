@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
+from cgdnn.layers._layout import lanes
 from cgdnn.plan.check import check
 from cgdnn.proto.cgdnn_pb2 import NetParameter
 from cgdnn.runtime.net import Net
@@ -22,11 +23,30 @@ layer { name: "ip" type: "InnerProduct" bottom: "pool" top: "ip" inner_product_p
   num_output: 2 weight_filler { type: "gaussian" std: 0.01 } } }
 layer { name: "loss" type: "EuclideanLoss" bottom: "ip" bottom: "y" top: "loss" }
 """
+BATCH = 4 * lanes()
+# With images in the lanes the two become one step, of which the top does not even have pieces.
+MERGED = f"""
+layer {{ name: "in" type: "Input" top: "x" input_param {{
+  shape {{ dim: [{BATCH}, 1, 28, 28] }} shape {{ dim: [{BATCH}, 2] }} }} top: "y" }}
+layer {{ name: "conv" type: "Convolution" bottom: "x" top: "conv" convolution_param {{
+  num_output: 20 kernel_size: 5 weight_filler {{ type: "xavier" }} }} }}
+layer {{ name: "pool" type: "Pooling" bottom: "conv" top: "pool" pooling_param {{
+  kernel_size: 2 stride: 2 }} }}
+layer {{ name: "ip" type: "InnerProduct" bottom: "pool" top: "ip" inner_product_param {{
+  num_output: 2 weight_filler {{ type: "gaussian" std: 0.01 }} }} }}
+layer {{ name: "loss" type: "EuclideanLoss" bottom: "ip" bottom: "y" top: "loss" }}
+"""
 BOTH = ("forward", "backward")
 
 
-def made(threads: int = 2, phase: str = "TRAIN", dtype: str = "float32") -> Net:
-    net = Net(text_format.Parse(NET, NetParameter()), phase, threads=threads, dtype=dtype)
+@pytest.fixture(params=[NET, MERGED], ids=["pieces", "merged"])
+def text(request: pytest.FixtureRequest) -> str:
+    net: str = request.param
+    return net
+
+
+def made(threads: int = 2, phase: str = "TRAIN", dtype: str = "float32", text: str = NET) -> Net:
+    net = Net(text_format.Parse(text, NetParameter()), phase, threads=threads, dtype=dtype)
     rng = np.random.default_rng(0)
     for name in net.inputs:
         net.blobs[name].data = rng.standard_normal(net.blobs[name].shape)
@@ -36,13 +56,13 @@ def made(threads: int = 2, phase: str = "TRAIN", dtype: str = "float32") -> Net:
 def carried(net: Net) -> list[str]:
     (program,) = (run.program.program for run in net._programs.values())
     check(program)
-    return [buffer.name for buffer in program.carried]
+    return [buffer.name.partition(".")[0] for buffer in program.carried]  # without the layout
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("threads", [1, 3, 8])
-def test_same_bits(threads, dtype):
-    kept, chained = made(1, dtype=dtype), made(threads, dtype=dtype)
+def test_same_bits(threads, dtype, text):
+    kept, chained = made(1, dtype=dtype, text=text), made(threads, dtype=dtype, text=text)
     kept.run(BOTH)
     for _ in range(2):
         chained.run(BOTH, lend=True)
@@ -54,8 +74,8 @@ def test_same_bits(threads, dtype):
     np.testing.assert_array_equal(kept.blobs["loss"].data, chained.blobs["loss"].data)
 
 
-def test_a_blob_that_is_looked_at_is_kept_from_then_on():
-    kept, net = made(), made()
+def test_a_blob_that_is_looked_at_is_kept_from_then_on(text):
+    kept, net = made(text=text), made(text=text)
     kept.run(BOTH)
     net.run(BOTH, lend=True)
     np.testing.assert_array_equal(net.blobs["conv"].data, kept.blobs["conv"].data)
@@ -64,16 +84,16 @@ def test_a_blob_that_is_looked_at_is_kept_from_then_on():
     assert carried(net) == []
 
 
-def test_forward_pass_of_the_phase_test():
-    kept, chained = made(phase="TEST"), made(phase="TEST")
+def test_forward_pass_of_the_phase_test(text):
+    kept, chained = (made(phase="TEST", text=text) for _ in range(2))
     kept.run(("forward",))
     chained.run(("forward",), lend=True)
     assert "conv" in carried(chained)
     np.testing.assert_array_equal(kept.blobs["loss"].data, chained.blobs["loss"].data)
 
 
-def test_backward_pass_after_a_chained_iteration():
-    kept, net = made(), made()
+def test_backward_pass_after_a_chained_iteration(text):
+    kept, net = made(text=text), made(text=text)
     kept.run(BOTH)
     net.run(BOTH, lend=True)
     net.clear_param_diffs()
@@ -95,15 +115,41 @@ def test_trace_shares_the_time_of_a_task_out():
         assert (conv.layer, pool.layer) == (2, 3)
 
 
-def test_weights_are_found_where_their_values_were_not_kept():
-    net = made()
+def test_a_merged_step_stands_for_both():
+    net = made(threads=1, text=MERGED)
+    net.run(BOTH, lend=True)
+    (program,) = (run.program.program for run in net._programs.values())
+    assert list(program.carried.values()) == [0]
+    names = {time.name.partition("[")[0] for time in net.run(BOTH, lend=True, trace=True)}
+    assert "conv.forward" in names
+    assert "pool.forward" not in names
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("kernel_size: 2 stride: 2", "kernel_size: 3 stride: 2"),
+        ("kernel_size: 2 stride: 2", "kernel_size: 2 stride: 1"),
+        ("kernel_size: 2 stride: 2", "kernel_size: 2 stride: 2 pool: AVE"),
+        ("1, 28, 28", "1, 27, 28"),
+    ],
+)
+def test_other_steps_are_not_merged(old, new):
+    net = made(text=MERGED.replace(old, new))
+    net.run(BOTH, lend=True)
+    (program,) = (run.program.program for run in net._programs.values())
+    assert all(size > 0 for size in program.carried.values())
+
+
+def test_weights_are_found_where_their_values_were_not_kept(text):
+    net = made(text=text)
     net.run(BOTH, lend=True)
     assert net.first_non_finite() is None
-    net = made()
+    net = made(text=text)
     net.params["conv"][0].data[0, 0, 0, 0] = np.nan
     net.run(BOTH, lend=True)
     assert net.first_non_finite() == 'layer "conv" (Convolution), weights conv[0]'
-    net = made()
+    net = made(text=text)
     net.run(BOTH, lend=True)
     net.params["conv"][0].data[...] = np.nan  # as an update can leave them
     net.params["ip"][0].diff[...] = np.nan
