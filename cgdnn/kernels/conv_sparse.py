@@ -505,7 +505,14 @@ def _list_routed_lanes(  # type: ignore[no-untyped-def]
                     e.prefetch(e.at(blob, here, ahead))
                 exists = build.icmp_signed("==", number, e.integer(k))
                 given.append(build.select(exists, value, e.zero()))
-                targets.append(windows.places(target, moved))
+                targets.append(target)
+            # Neighbours often share a maximum: one entry for both.
+            for k, (left, right) in enumerate(pairwise(targets)):
+                same = build.icmp_signed("==", left, right)
+                passed_on = build.select(same, given[k], e.zero())
+                given[k + 1] = build.fadd(given[k + 1], passed_on)
+                given[k] = build.select(same, e.zero(), given[k])
+            targets = [windows.places(target, moved) for target in targets]
             filters = build.add(build.mul(block.index, e.integer(PLACE)), e.integer(part))
             pairs = zip(e.transposed(given), e.transposed(targets), strict=True)
             for k, (value, place) in enumerate(pairs):
