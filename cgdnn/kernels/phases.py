@@ -100,9 +100,12 @@ def _row_in_lanes(  # type: ignore[no-untyped-def]
                     number = build.add(first, e.integer(pair))
                     channel = build.sdiv(number, e.integer(size))
                     row = build.add(top, build.srem(number, e.integer(size)))
+                    exists = build.icmp_unsigned("<", row, height)
                     above = build.add(build.mul(channel, height), row)
+                    # Loads that are masked off take long where no memory is.
+                    above = build.select(exists, above, e.integer(0))
                     sources.append(e.at(x, build.mul(above, width)))
-                    exist.append(build.icmp_unsigned("<", row, height))
+                    exist.append(exists)
                 with e.loop(groups) as group:
                     column = build.mul(group.index, e.integer(count))
                     start = build.sub(build.mul(column, e.integer(size)), pad)
@@ -175,8 +178,8 @@ def _interleave_vectors(e, x, start, plane, planes, columns, y, target, width, s
                 for b in range(count):
                     exists = build.icmp_signed("<", e.integer(b), planes)
                     mask = e.first_lanes(build.select(exists, left, e.integer(0)))
-                    place = e.at(x, first, build.mul(e.integer(b), plane))
-                    vectors.append(e.load(place, mask))
+                    place = build.select(exists, build.mul(e.integer(b), plane), e.integer(0))
+                    vectors.append(e.load(e.at(x, first, place), mask))
                 column = build.sub(build.mul(first, stride), pad)
                 for i, vector in enumerate(_interleaved(e, vectors)):
                     here = build.add(column, e.integer(i * e.lanes))
