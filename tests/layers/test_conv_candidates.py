@@ -23,6 +23,8 @@ WIDER = [
         "6 kernel_size: 7 stride: 2 pad: 3 group: 2", (2, 4, 13, 10), (2, 6, 7, 5)
     ),
     test_convolution.case("17 kernel_size: 11 stride: 4", (2, 3, 27, 31), (2, 17, 5, 6), bottoms=2),
+    test_convolution.case("4 kernel_size: 3 stride: 4 pad: 2", (2, 4, 9, 8), (2, 4, 3, 3)),
+    test_convolution.case("3 kernel_size: 1 stride_h: 3 stride_w: 2", (2, 4, 7, 9), (2, 3, 3, 5)),
     test_convolution.case("18 kernel_size: 1 stride: 2", (2, 17, 8, 9), (2, 18, 4, 5), bottoms=2),
 ]
 plain = Convolution.candidates
