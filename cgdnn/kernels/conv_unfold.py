@@ -275,7 +275,7 @@ def conv_forward_unfold(  # type: ignore[no-untyped-def]
                         u, 0, u_row,
                         y, (n * w.shape[0] + g * outputs) * pixels + p_begin, pixels,
                         outputs, p_end - p_begin, (c_end - c) * taps,
-                        start, b, g * outputs,
+                        start, b, g * outputs, 0,
                     )  # fmt: skip
                     start = KEEP
 
@@ -441,7 +441,7 @@ def conv_backward_data_unfold(  # type: ignore[no-untyped-def]
                     w, g * filters * depth + c * taps, 1, depth,
                     dy, (n * w.shape[0] + g * filters) * pixels, pixels,
                     du, 0, du_row,
-                    (c_end - c) * taps, pixels, filters, ZERO, w, 0,
+                    (c_end - c) * taps, pixels, filters, ZERO, w, 0, 0,
                 )  # fmt: skip
                 _fold(
                     dx, n, channel + c, channel + c_end, rows, outputs, w.shape[3], stride, pad,

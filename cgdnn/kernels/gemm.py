@@ -263,7 +263,7 @@ def _nt_tile(  # type: ignore[no-untyped-def]
 @device
 def multiply_nn(  # type: ignore[no-untyped-def]
     a, a_start, a_row, a_k, b, b_start, b_row, c, c_start, c_row, m, n, depth,
-    start, bias, bias_start, ahead=0,
+    start, bias, bias_start, ahead,
 ):  # fmt: skip
     """Add A B to C, or to what `start` says, which C is then set to.
 
@@ -280,6 +280,7 @@ def multiply_nn(  # type: ignore[no-untyped-def]
         With BIAS, row i starts from ``bias.flat[bias_start + i]``.
     ahead : int
         Where B comes from memory: how far behind each element of B lies one that is wanted soon.
+        0 elsewhere.
     """
     lanes = lanes_of(c)
     vectors = (n + lanes - 1) // lanes
@@ -356,7 +357,7 @@ def multiply_scattered(  # type: ignore[no-untyped-def]
 
 @device
 def multiply_nt(  # type: ignore[no-untyped-def]
-    a, a_start, a_row, b, b_start, b_row, c, c_start, c_row, m, n, depth, ahead=0
+    a, a_start, a_row, b, b_start, b_row, c, c_start, c_row, m, n, depth, ahead
 ):  # fmt: skip
     """Add A B^T to C.
 

@@ -150,7 +150,7 @@ def product_tn(a, b, c, accumulate, begin, end):  # type: ignore[no-untyped-def]
     for left in range(0, columns, _COLUMNS):
         multiply_nn(
             a, begin, 1, a.shape[1], b, left, columns, c, begin * columns + left, columns,
-            end - begin, min(_COLUMNS, columns - left), a.shape[0], start, b, 0,
+            end - begin, min(_COLUMNS, columns - left), a.shape[0], start, b, 0, 0,
         )  # fmt: skip
     fence(c)
 

@@ -367,8 +367,8 @@ def across_forward(size: int, usual: bool) -> Kernel:
             for first in range(0, columns, work.shape[1]):
                 length = min(work.shape[1], columns - first)
                 rows(
-                    x.ravel(), y.ravel(), n * channels * columns + first, columns, channels,
-                    length, work, 0, k, weight, beta,
+                    x.reshape(x.size), y.reshape(y.size), n * channels * columns + first, columns,
+                    channels, length, work, 0, k, weight, beta,
                 )  # fmt: skip
 
     function.__name__ = _name("across_forward", size, usual)
@@ -390,7 +390,8 @@ def across_backward(size: int, usual: bool) -> Kernel:
             for first in range(0, columns, work.shape[1]):
                 length = min(work.shape[1], columns - first)
                 rows(
-                    x.ravel(), dy.ravel(), dx.ravel(), n * channels * columns + first, columns,
+                    x.reshape(x.size), dy.reshape(dy.size), dx.reshape(dx.size),
+                    n * channels * columns + first, columns,
                     channels, length, work, 0, k, weight, beta,
                 )  # fmt: skip
 
@@ -416,7 +417,7 @@ def within_lanes_forward(size: int, usual: bool) -> Kernel:
         weight = alpha / x.dtype.type(size * size)
         for p in range(begin, end):
             rows(
-                x.ravel(), y.ravel(), p * height * row, row, height, row,
+                x.reshape(x.size), y.reshape(y.size), p * height * row, row, height, row,
                 work, PLACE, 1.0, weight, beta,
             )  # fmt: skip
 
@@ -437,7 +438,8 @@ def within_lanes_backward(size: int, usual: bool) -> Kernel:
         weight = alpha / x.dtype.type(size * size)
         for p in range(begin, end):
             rows(
-                x.ravel(), dy.ravel(), dx.ravel(), p * height * row, row, height, row,
+                x.reshape(x.size), dy.reshape(dy.size), dx.reshape(dx.size),
+                p * height * row, row, height, row,
                 work, PLACE, 1.0, weight, beta,
             )  # fmt: skip
 

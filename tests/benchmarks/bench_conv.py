@@ -43,7 +43,7 @@ def repeated_product(a, b, c, times):
     for _ in range(times):
         multiply_nn(
             *(a, 0, a.shape[1], 1, b, 0, b.shape[1], c, 0, c.shape[1]),
-            *(a.shape[0], b.shape[1], a.shape[1], ZERO, a, 0),
+            *(a.shape[0], b.shape[1], a.shape[1], ZERO, a, 0, 0),
         )
 
 

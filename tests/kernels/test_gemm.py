@@ -16,7 +16,7 @@ SHAPES += [(8, 3, 20), (11, 66, 3), (13, 130, 2), (20, 12, 31)]
 def nn(a, b, bias, c, start):
     multiply_nn(
         *(a, 0, a.shape[1], 1, b, 0, b.shape[1], c, 0, c.shape[1]),
-        *(a.shape[0], b.shape[1], a.shape[1], start, bias, 0),
+        *(a.shape[0], b.shape[1], a.shape[1], start, bias, 0, 0),
     )
 
 
@@ -25,7 +25,7 @@ def nn_of_a_corner(a, b, c, depth):
     """C[1:3, 2:5] = A[2, 1:] and A[3, 1:], transposed in memory, times B[1:, 3:6]."""
     multiply_nn(
         *(a, a.shape[1] + 2, 1, a.shape[1], b, b.shape[1] + 3, b.shape[1]),
-        *(c, c.shape[1] + 2, c.shape[1], 2, 3, depth, 0, c, 0),
+        *(c, c.shape[1] + 2, c.shape[1], 2, 3, depth, 0, c, 0, 0),
     )
 
 
@@ -33,7 +33,7 @@ def nn_of_a_corner(a, b, c, depth):
 def nt(a, b, c):
     multiply_nt(
         *(a, 0, a.shape[1], b, 0, b.shape[1], c, 0, c.shape[1]),
-        *(a.shape[0], b.shape[0], a.shape[1]),
+        *(a.shape[0], b.shape[0], a.shape[1], 0),
     )
 
 

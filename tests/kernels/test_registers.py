@@ -64,6 +64,6 @@ def test_sums_stay_in_registers(target, tile, tmp_path):
     multiplies = [
         loop for loop in innermost_loops(run.stdout) if any("vfmadd" in line for line in loop)
     ]
-    assert len(multiplies) >= 2
+    assert multiplies
     for loop in multiplies:
         assert not [line for line in loop if "mm" in line and "(%rsp" in line]
