@@ -14,6 +14,8 @@ from cgdnn.kernels.vector import Emitter, emitted
 
 _ROWS = 8
 """Channels that are written side by side."""
+_BAND = 8
+"""Rows of an image of which vectors below each other are brought at a time: masks are the same."""
 _INTERLEAVED = 4
 """Channels of a pixel, at most, of which vectors are made that hold some whole pixels."""
 
@@ -212,25 +214,37 @@ def _relay_rows(e, u, u_start, x, x_start, x_row, rows, width, first, stride, co
     """Set u[i, j] = x[i, first + j * stride], or 0 outside of the row, at stride 1, 2 or 4."""
     build = e.builder
     vectors = build.sdiv(build.add(columns, e.integer(e.lanes - 1)), e.integer(e.lanes))
+    bands = build.sdiv(build.add(rows, e.integer(_BAND - 1)), e.integer(_BAND))
     with e.cases(build.lshr(stride, e.integer(1)), 3) as each:
         for doublings in each:
-            with e.loop(rows) as i:
-                source = e.at(x, x_start, build.mul(i.index, x_row))
-                target = e.at(u, u_start, build.mul(i.index, columns))
-                with e.loop(vectors) as v:
-                    place = build.mul(v.index, e.integer(e.lanes))
-                    start = build.add(first, build.mul(place, e.integer(1 << doublings)))
-                    parts = []
-                    for span in range(1 << doublings):
-                        column = build.add(start, e.integer(span * e.lanes))
-                        mask = e.within(e.lane_numbers(column), width)
-                        e.prefetch(e.at(source, column, build.mul(x_row, e.integer(8))))
-                        parts.append(e.load(e.at(source, column), mask))
+            with e.loop(bands) as band, e.loop(vectors) as v:
+                above = build.mul(band.index, e.integer(_BAND))
+                place = build.mul(v.index, e.integer(e.lanes))
+                start = build.add(first, build.mul(place, e.integer(1 << doublings)))
+                spans = [e.integer(span * e.lanes) for span in range(1 << doublings)]
+                numbers = [e.lane_numbers(build.add(start, span)) for span in spans]
+                masks = [e.held(e.within(number, width)) for number in numbers]
+                written = e.held(e.first_lanes(build.sub(columns, place)))
+                from_x = e.at(x, x_start, start, build.mul(above, x_row))
+                to_u = e.at(u, u_start, place, build.mul(above, columns))
+                count = e.smaller(e.integer(_BAND), build.sub(rows, above))
+                with e.sweep(count, (from_x, x_row), (to_u, columns)) as (source, target):
+                    places = [e.at(source, span) for span in spans]
+                    parts = [e.load(*of) for of in zip(places, masks, strict=True)]
+                    for of in places:
+                        e.prefetch(e.at(of, build.mul(x_row, e.integer(_BAND))))
                     while len(parts) > 1:
                         even = range(0, 2 * e.lanes, 2)
                         pairs = zip(parts[::2], parts[1::2], strict=True)
                         parts = [e.shuffle(a, b, even) for a, b in pairs]
-                    e.store(parts[0], e.at(target, place), e.first_lanes(build.sub(columns, place)))
+                    e.store(parts[0], target, written)
+
+
+@emitted
+def _zeros(e, u, start, count):  # type: ignore[no-untyped-def]
+    """Set `count` elements to zero."""
+    for (place,), mask in e.along(count, e.at(u, start)):
+        e.store(e.zero(), place, mask)
 
 
 @device
@@ -252,8 +266,7 @@ def relay_planes(  # type: ignore[no-untyped-def]
             for plane in range(firsts.shape[0]):
                 place = (c - c_begin) * u_channel
                 place += (image * firsts.shape[0] + plane) * u_plane
-                for i in range(place, place + top * columns):
-                    u[i] = 0
+                _zeros(u, place, top * columns)
                 if stride == 1 or stride == 2 or stride == 4:
                     _relay_rows(
                         u, place + top * columns, x, source * width, row_stride * width,
@@ -267,5 +280,4 @@ def relay_planes(  # type: ignore[no-untyped-def]
                             u[place + i * columns + j] = (
                                 x[n + image, c, row_begin + i * row_stride, column] if inside else 0
                             )  # fmt: skip
-                for i in range(place + bottom * columns, place + rows * columns):
-                    u[i] = 0
+                _zeros(u, place + bottom * columns, (rows - bottom) * columns)

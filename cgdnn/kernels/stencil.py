@@ -37,7 +37,7 @@ _JOINED_CHANNELS = 64
 """Up to so many channels, the taps of a row follow each other where nothing lies between them."""
 _CYCLE = 0.265
 """Nanoseconds of a cycle, for estimates; two products of vectors take one."""
-_RELAY, _FROM_LANES, _STORE = 0.25, 0.25, 0.1
+_RELAY, _FROM_LANES, _STORE = 0.12, 0.25, 0.1
 """Nanoseconds of a value that is re-laid, that is transposed from lanes, and that is stored as it
 is."""
 _TRANSPOSE = 0.1
