@@ -81,8 +81,8 @@ class Program:
     spared : set of Buffer
         What absorbed layers would keep for a backward pass of their own.
     carried : dict
-        Blob that only exists piece by piece, between the parts of a chain -> bytes of the largest
-        piece; 0 where these were merged, so that it does not exist at all.
+        Blob or temporary that only exists piece by piece, between the parts of a chain -> bytes of
+        the largest piece; 0 where these were merged, so that it does not exist at all.
     """
 
     tasks: list[Task]
@@ -102,5 +102,5 @@ class Program:
     @cached_property
     def lost(self) -> set[Buffer]:
         """The blobs, diffs and states that the program is lent: they hold nothing after a run."""
-        placed = {b for b in self.places if b.kind in ("data", "diff", "state")}
-        return placed | self.unmade | self.carried.keys()
+        lent = self.places.keys() | self.carried.keys()
+        return self.unmade | {b for b in lent if b.kind in ("data", "diff", "state")}

@@ -167,3 +167,19 @@ def test_weights_are_found_where_their_values_were_not_kept(text):
     net.params["conv"][0].data[...] = np.nan  # as an update can leave them
     net.params["ip"][0].diff[...] = np.nan
     assert net.first_non_finite() == 'layer "ip" (InnerProduct), gradient of ip[0]'
+
+
+def test_temporaries_that_exist_piece_by_piece_are_no_loss():
+    text = """
+    force_backward: true
+    layer { name: "in" type: "Input" top: "x" input_param { shape { dim: [10, 3, 160, 160] } } }
+    layer { name: "conv" type: "Convolution" bottom: "x" top: "conv" convolution_param {
+      num_output: 20 kernel_size: 11 stride: 4 weight_filler { type: "xavier" } } }
+    """
+    net = made(text=text)
+    net.run(("forward",))
+    assert carried(net) == ["conv"]
+    for _ in range(2):
+        net.run(("backward",))
+        net.run(("forward",))
+    assert {parts for parts, *_ in net._programs} == {("forward",), ("backward",)}
