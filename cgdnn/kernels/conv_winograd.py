@@ -59,8 +59,10 @@ _PART_BYTES = 6 << 20
 _FETCHED = 1 << 19
 """Most elements of V and M of a block behind which places of y are still near."""
 _FEWEST_TILES, _MOST_TILES = 32, 100
-MOST_SUMMED = 64
+_MOST_SUMMED = 64
 """Tiles that backward_weights takes together, and a pass that takes a part of an image, at most."""
+_ROWS, _BLOCK_ROWS = 8, 4
+"""Most tiles that a product computes at a time; as many take as long as a block does besides."""
 
 
 def _lanes() -> int:
@@ -164,22 +166,31 @@ def choose_blocking(
     filters: int,
     grid: tuple[int, int],
     images: int,
-    limit: int = _MOST_TILES,
+    *,
+    summed: bool = False,
 ) -> Blocking:
-    """Return the blocking for a batch of images covered with a grid of tiles (rows, columns)."""
+    """Return the blocking for a batch of images covered with a grid of tiles (rows, columns).
+
+    `summed` is whether it is for backward_weights, whose products sum over the tiles.
+    """
     frequencies = (taps + outputs - 1) ** 2
     weights = 4 * frequencies * padded(channels) * padded(filters)
     tile = 4 * frequencies * (padded(channels) + padded(filters))
     room = _NEAR_BYTES - weights
     if room < 0:  # U comes from the third cache for each block, and V and M, less than that, too
         room = 2 * weights // 3
+    limit = _MOST_SUMMED if summed else _MOST_TILES
     most = min(limit, max(_FEWEST_TILES, room // tile))
     rows, columns = grid
     if rows * columns <= most:
-        together = min(images, most // (rows * columns))
-        together = max(count for count in range(1, together + 1) if images % count == 0)
+        counts = range(1, min(images, most // (rows * columns)) + 1)
+        unit = 1 if summed else _ROWS
+        together = min(
+            (count for count in counts if images % count == 0),
+            key=lambda count: (-(-rows * columns * count // unit) * unit + _BLOCK_ROWS) / count,
+        )
         return Blocking(outputs, taps, channels, filters, together, *grid)
-    most = min(most, MOST_SUMMED)
+    most = min(most, _MOST_SUMMED)
     down = max(1, most // columns)
     down = -(-rows // -(-rows // down))
     across = -(-columns // -(-columns // most))
@@ -202,9 +213,9 @@ def variant_of(outputs, taps):  # type: ignore[no-untyped-def]
 def _tile_rows(tiles):  # type: ignore[no-untyped-def]
     """Return the vectors from one block of transformed tiles to the next.
 
-    Products compute whole tiles of up to 8 rows; an odd number spreads the blocks over the cache.
+    Products compute whole `_ROWS`; an odd number spreads the blocks over the cache.
     """
-    return (tiles + 7) // 8 * 8 + 1
+    return (tiles + _ROWS - 1) // _ROWS * _ROWS + 1
 
 
 @device

@@ -162,7 +162,7 @@ class Winograd:
         grid = self._grid(kernels.FORWARD, blocking.outputs)
         return kernels.choose_blocking(
             blocking.outputs, self.taps, blocking.channels, blocking.filters, grid, self.x[0],
-            kernels.MOST_SUMMED,
+            summed=True,
         )  # fmt: skip
 
     def _cost(self, form: int) -> float:

@@ -314,7 +314,13 @@ def test_blocks_fill_what_is_near():
 def test_a_sum_over_tiles_takes_fewer_of_them():
     shape = (5, 3, 512, 512, (3, 3), 8)
     assert kernels.choose_blocking(*shape).images == 8
-    assert kernels.choose_blocking(*shape, kernels.MOST_SUMMED).images == 4
+    assert kernels.choose_blocking(*shape, summed=True).images == 4
+
+
+def test_a_product_has_few_rows_in_vain():
+    shape = (4, 5, 64, 32, (2, 2), 100)
+    assert kernels.choose_blocking(*shape).images == 4  # 16 rows of tiles rather than 20 of 24
+    assert kernels.choose_blocking(*shape, summed=True).images == 5
 
 
 def test_each_variant_has_a_number():
