@@ -181,23 +181,9 @@ def _interleave_vectors(e, x, start, plane, planes, columns, y, target, width, s
                     place = build.select(exists, build.mul(e.integer(b), plane), e.integer(0))
                     vectors.append(e.load(e.at(x, first, place), mask))
                 column = build.sub(build.mul(first, stride), pad)
-                for i, vector in enumerate(_interleaved(e, vectors)):
+                for i, vector in enumerate(e.interleaved(vectors)):
                     here = build.add(column, e.integer(i * e.lanes))
                     e.store(vector, e.at(y, here), e.within(e.lane_numbers(here), width))
-
-
-def _interleaved(e, vectors):  # type: ignore[no-untyped-def]
-    """Return vectors with the first lanes of all of some vectors, then the second ones, ..."""
-    half = len(vectors) // 2
-    if half == 0:
-        return vectors
-    low, high = (_interleaved(e, vectors[i::2]) for i in range(2))
-    lanes = [lane for i in range(e.lanes) for lane in (i, e.lanes + i)]
-    return [
-        e.shuffle(a, b, part)
-        for a, b in zip(low, high, strict=True)
-        for part in (lanes[: e.lanes], lanes[e.lanes :])
-    ]
 
 
 @kernel(array(2), array(2), array(1, "int64"), REAL, INT, INT)

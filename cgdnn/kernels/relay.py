@@ -109,7 +109,6 @@ def _squares_to_pixels(e, x, x_row, channels, y, pitch, columns, rows, y_row):  
 def _interleave(e, count, x, x_row, y, columns):  # type: ignore[no-untyped-def]
     """Emit y[j * count + c] = x[c * x_row + j] for the `count` channels of a row."""
     build, lanes = e.builder, e.integer(e.lanes)
-    values = [divmod(i, count) for i in range(count * e.lanes)]  # pixel and channel
     groups = build.sdiv(build.add(columns, e.integer(e.lanes - 1)), lanes)
     missing = e.variable(columns)
     with e.sweep(groups, (x, lanes), (y, e.integer(count * e.lanes))) as (source, target):
@@ -117,18 +116,10 @@ def _interleave(e, count, x, x_row, y, columns):  # type: ignore[no-untyped-def]
         build.store(build.sub(left, lanes), missing)
         mask = e.first_lanes(left)
         rows = [e.load(e.at(source, build.mul(e.integer(c), x_row)), mask) for c in range(count)]
-        for first in range(0, count * e.lanes, e.lanes):
-            part = values[first : first + e.lanes]
-            vector = rows[0]
-            for c in range(1, count):
-                below = [pixel if c == 1 else lane for lane, (pixel, _) in enumerate(part)]
-                lanes_of_part = [
-                    e.lanes + pixel if channel == c else other
-                    for (pixel, channel), other in zip(part, below, strict=True)
-                ]
-                vector = e.shuffle(vector, rows[c], lanes_of_part)
-            stored = e.first_lanes(build.sub(build.mul(left, e.integer(count)), e.integer(first)))
-            e.store(vector, e.at(target, e.integer(first)), stored)
+        for i, vector in enumerate(e.interleaved(rows)):
+            first = e.integer(i * e.lanes)
+            stored = e.first_lanes(build.sub(build.mul(left, e.integer(count)), first))
+            e.store(vector, e.at(target, first), stored)
 
 
 @emitted

@@ -422,6 +422,24 @@ class Emitter:
             width = half
         return vectors[0]
 
+    def interleaved(self, vectors: Sequence[Any]) -> list[Any]:
+        """Return as many vectors, of the first lanes of all, then of the second ones, and so on."""
+        count = len(vectors)
+        places = [divmod(i, count) for i in range(count * self.lanes)]  # lane, number of the vector
+        results = []
+        for first in range(0, count * self.lanes, self.lanes):
+            part = places[first : first + self.lanes]
+            result = vectors[0]
+            for number in range(1, count):
+                below = [lane if number == 1 else i for i, (lane, _) in enumerate(part)]
+                chosen = [
+                    self.lanes + lane if source == number else other
+                    for (lane, source), other in zip(part, below, strict=True)
+                ]
+                result = self.shuffle(result, vectors[number], chosen)
+            results.append(result)
+        return results
+
     def transposed(self, vectors: Sequence[Any], unit: int = 1) -> list[Any]:
         """Return the transposes of the squares that as many units of some vectors make up.
 
