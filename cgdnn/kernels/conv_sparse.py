@@ -1,9 +1,10 @@
 """Backward passes of convolution over the non-zero output gradients, one piece on one core.
 
 Max pooling and ReLU leave dy mostly zero; only the non-zero part ("goodput") is multiplied here.
-For two spatial axes, any stride and padding, dilation 1 and group 1; blobs stay in N, C, H, W
-order. The input channels lie in the lanes of vectors, so every non-zero is one broadcast that
-meets whole vectors, and a place of the kernel is a shift of a base pointer: nothing is unfolded.
+For two spatial axes, any stride and padding, and dilation 1; blobs stay in N, C, H, W order. With
+groups, the channels of each are an image of their own. The input channels lie in the lanes of
+vectors, so every non-zero is one broadcast that meets whole vectors, and a place of the kernel is a
+shift of a base pointer: nothing is unfolded.
 
 * backward_weights: a list for each (image, filter) of the non-zeros and the places in x where
   their windows begin. A tile of dw, some rows of the window, stays in registers while a list is
@@ -132,11 +133,14 @@ class Window:
 
     Attributes
     ----------
-    images, channels, filters : int
+    images : int
+    channels, filters : int
+        Of a group.
     size, output, kernel, stride, pad : tuple of int
         Of an input image, an output image, and the window.
     pooled : Pooled, optional
         The pooling whose gradients backward_weights lists in place of those of the output.
+    groups : int
     """
 
     images: int
@@ -148,6 +152,7 @@ class Window:
     stride: tuple[int, int]
     pad: tuple[int, int]
     pooled: Pooled | None = None
+    groups: int = 1
 
     @property
     def _blocks(self) -> int:
@@ -276,7 +281,7 @@ class Window:
         Parameters
         ----------
         filters : int
-            The most filters of a piece.
+            The most filters of a group in a piece.
         """
         band, images = self.weights_band()
         pixels, rows = images * band * self.lists[1], images * self._band_rows(band)
@@ -642,12 +647,13 @@ def _set_offsets(offsets, first, blocks, rows, plane, line):  # type: ignore[no-
 
 @device
 def _lay_images(  # type: ignore[no-untyped-def]
-    x, n, images, image, blocks, pitch, plane, line, first, rows, pad_w
+    x, n, images, groups, image, blocks, pitch, plane, line, first, rows, pad_w
 ):
     """Lay some rows of some images, the first row of which may be outside, in channel blocks.
 
-    Block b of image i begins at ``b * plane + i * rows * line``. From low to high addresses, since
-    what is behind a row may be overwritten with zeros; so the columns of the padding stay 0.
+    The images lie `groups` apart in x. Block b of image i begins at
+    ``b * plane + i * rows * line``. From low to high addresses, since what is behind a row may be
+    overwritten with zeros; so the columns of the padding stay 0.
     """
     lanes = lanes_of(x)
     channels, height, width = x.shape[1], x.shape[2], x.shape[3]
@@ -659,7 +665,7 @@ def _lay_images(  # type: ignore[no-untyped-def]
                 fill_zero(image, place, (line + lanes - 1) // lanes)
                 continue
             for c in range(b * pitch, min((b + 1) * pitch, channels), lanes):
-                source = (((n + i // rows) * channels + c) * height + h) * width
+                source = (((n + i // rows * groups) * channels + c) * height + h) * width
                 target = place + pad_w * pitch + c - b * pitch
                 some = min(lanes, channels - c)
                 if pitch == lanes:
@@ -700,16 +706,19 @@ def _spreading(taps: int, channels: int) -> Any:
                     place = build.mul(build.add(window, e.integer(v)), lanes)
                     e.store(vector, e.at(y, place))
 
-    def spread(x, n, images, image, row_step, first, rows, columns, pad_w):  # type: ignore[no-untyped-def]
+    def spread(  # type: ignore[no-untyped-def]
+        x, n, images, groups, image, row_step, first, rows, columns, pad_w
+    ):
         """Spread some rows of some images, the first row of which may be outside.
 
-        From low to high addresses, since what is behind a row may be overwritten.
+        The images lie `groups` apart in x. From low to high addresses, since what is behind a
+        row may be overwritten.
         """
         height, width = x.shape[2], x.shape[3]
         for i in range(images * rows):
             h = first + i % rows
             if 0 <= h < height:
-                start = ((n + i // rows) * channels * height + h) * width
+                start = ((n + i // rows * groups) * channels * height + h) * width
                 spread_row(x, start, height * width, width, pad_w, image, i * row_step, columns)
             else:
                 fill_zero(image, i * row_step, row_step // lanes_of(x))
@@ -717,7 +726,7 @@ def _spreading(taps: int, channels: int) -> Any:
     return generated_device(spread, f"spread_{taps}_{channels}")
 
 
-_GEOMETRY = (INT, INT, INT, INT, INT, INT)  # rows of the window, strides, padding, band
+_GEOMETRY = (INT,) * 7  # rows of the window, strides, padding, groups, band
 
 
 @cache
@@ -727,13 +736,14 @@ def conv_backward_weights_sparse(
     """Return the kernel that sums the weight gradients of some filters from some images.
 
     Filters are [o_begin, o_end) in units of `unit`, images [begin, end) in units of `images`.
+    With groups, the channels of each make an image, one group after the other.
 
     Parameters of the kernel, after those of `Window`, whose scratch comes last:
 
-    x : array (N, C, H, W)
-    dy : array (N, Co, R, OW)
+    x : array (N groups, C / groups, H, W)
+    dy : array (N groups, Co / groups, R, OW)
         The gradients to list: of the output, or with `routed` those of `Window.pooled`; in lanes
-        (N, Co / L, PH, PW, L).
+        (N groups, Co / groups / L, PH, PW, L).
     route : int32 array like dy
         With `routed` the place in its plane that each gradient goes to; else not read.
     dw : array (pieces, Co * weights_row)
@@ -787,7 +797,7 @@ def conv_backward_weights_sparse(
 
     def function(  # type: ignore[no-untyped-def]
         x, dy, route, dw, db, has_bias, width, window_rows, stride_h, stride_w, pad_h, pad_w,
-        band, images, step, back, reach, room, image, values, places, positions, ends,
+        groups, band, images, step, back, reach, room, image, values, places, positions, ends,
         piece, unit, o_begin, o_end, begin, end,
     ):  # fmt: skip
         lanes = lanes_of(x)
@@ -808,56 +818,66 @@ def conv_backward_weights_sparse(
                     for j in range(across):
                         place = (i * band_rows + r * stride_h) * row + j * move
                         positions[(i * band + r) * across + j] = place
-        o_first, count = o_begin * unit, (o_end - o_begin) * unit
-        offsets = count
+        o_first, o_last = o_begin * unit, o_end * unit
+        offsets = min(o_last - o_first, filters)
         _set_offsets(ends, offsets, blocks, window_rows, plane, row)
         fill_zero(image, 0, (blocks * plane + lanes - 1) // lanes)
-        dw_row = dw.shape[1] // filters
-        dw_start = piece * dw.shape[1] + o_first * dw_row
-        fill_zero(dw, dw_start, count * dw_row // lanes)
-        if has_bias:
-            for o in range(o_first, o_first + count):
-                db[piece, o] = 0
-            for o in range(o_first, o_first + count, together):
-                for n in range(begin * images, end * images):
-                    start = (n * filters + o) * gradients
-                    if in_lanes:
-                        _add_places(db, piece * filters + o, dy, start, gradients)
-                    else:
-                        add_sum(db, piece * filters + o, dy, start, gradients)
+        dw_row = dw.shape[1] // (groups * filters)
         rows = blocks * window_rows
         tiles = (rows + most_rows(x) - 1) // most_rows(x)
-        for n in range(begin * images, end * images, images):
-            for top in range(0, height, band):
-                tall = min(band, height - top)
-                first = top * step - back  # the output row that the first window begins at
-                upper = first * stride_h - pad_h
-                tall_rows = ((tall - 1) * step + reach - 1) * stride_h + window_rows
-                if spreads:
-                    spread(x, n, images, image, row, upper, tall_rows, width, pad_w)
-                else:
-                    _lay_images(
-                        x, n, images, image, blocks, pitch, plane, row, upper, tall_rows, pad_w
-                    )
-                start = (n * filters + o_first) * gradients + top * across * together
-                if is_routed:
-                    list_routed(
-                        values, places, room, ends, dy, route, start, gradients * together,
-                        count, filters * gradients, images, tall * across,
-                        width, -first * stride_h * row, band_rows * row, stride_h * row, move,
-                    )  # fmt: skip
-                else:
-                    _list_planes(
-                        values, places, room, ends, dy, start, gradients, count,
-                        filters * gradients, images, positions, band * across, tall * across,
-                    )  # fmt: skip
-                for tile in range(tiles):
-                    above = rows * tile // tiles
-                    gather(
-                        image, ends, offsets + above, rows * (tile + 1) // tiles - above,
-                        dw, dw_start + above * vectors(x) * lanes, dw_row,
-                        count, values, places, room, ends,
-                    )  # fmt: skip
+        for group in range(o_first // filters, (o_last + filters - 1) // filters):
+            low, high = max(o_first, group * filters), min(o_last, (group + 1) * filters)
+            count = high - low
+            dw_start = piece * dw.shape[1] + low * dw_row
+            fill_zero(dw, dw_start, count * dw_row // lanes)
+            if has_bias:
+                for o in range(low, high):
+                    db[piece, o] = 0
+            for n in range(begin * images, end * images, images):
+                one = n * groups + group
+                dy_start = (n * groups * filters + low) * gradients
+                if has_bias:
+                    for o in range(low, high, together):
+                        for i in range(images):
+                            start = ((n + i) * groups * filters + o) * gradients
+                            if in_lanes:
+                                _add_places(db, piece * db.shape[1] + o, dy, start, gradients)
+                            else:
+                                add_sum(db, piece * db.shape[1] + o, dy, start, gradients)
+                for top in range(0, height, band):
+                    tall = min(band, height - top)
+                    first = top * step - back  # the output row that the first window begins at
+                    upper = first * stride_h - pad_h
+                    tall_rows = ((tall - 1) * step + reach - 1) * stride_h + window_rows
+                    if spreads:
+                        spread(
+                            x, one, images, groups, image, row, upper, tall_rows, width, pad_w
+                        )  # fmt: skip
+                    else:
+                        _lay_images(
+                            x, one, images, groups, image, blocks, pitch, plane, row, upper,
+                            tall_rows, pad_w,
+                        )  # fmt: skip
+                    start = dy_start + top * across * together
+                    if is_routed:
+                        list_routed(
+                            values, places, room, ends, dy, route, start, gradients * together,
+                            count, groups * filters * gradients, images, tall * across,
+                            width, -first * stride_h * row, band_rows * row, stride_h * row, move,
+                        )  # fmt: skip
+                    else:
+                        _list_planes(
+                            values, places, room, ends, dy, start, gradients, count,
+                            groups * filters * gradients, images, positions, band * across,
+                            tall * across,
+                        )  # fmt: skip
+                    for tile in range(tiles):
+                        above = rows * tile // tiles
+                        gather(
+                            image, ends, offsets + above, rows * (tile + 1) // tiles - above,
+                            dw, dw_start + above * vectors(x) * lanes, dw_row,
+                            count, values, places, room, ends,
+                        )  # fmt: skip
 
     names = [
         "conv_backward_weights_sparse",
@@ -872,7 +892,7 @@ def conv_backward_weights_sparse(
         array(gradients, "int32"),
         array(2),
         array(2),
-        *[INT] * 13,
+        *[INT] * 14,
         scratch(1),
         scratch(1),
         scratch(1, "int32"),
@@ -884,14 +904,14 @@ def conv_backward_weights_sparse(
 
 @cache
 def conv_backward_data_sparse(columns: int) -> Kernel:
-    """Return the kernel that sets dx to the gradient of the images [begin, end).
+    """Return the kernel that sets dx to the gradient of [begin, end), groups of images.
 
     Parameters of the kernel, after those of `Window`, whose scratch comes last:
 
-    dy : array (N, Co, R, OW)
+    dy : array (N groups, Co / groups, R, OW)
     w : array (Co, data_row)
         From `conv_sparse_pack_weights`.
-    dx : array (N, C, H, W)
+    dx : array (N groups, C / groups, H, W)
 
     Parameters
     ----------
@@ -948,6 +968,7 @@ def conv_backward_data_sparse(columns: int) -> Kernel:
         stride_w,
         pad_h,
         pad_w,
+        groups,
         band,
         image,
         values,
@@ -970,6 +991,7 @@ def conv_backward_data_sparse(columns: int) -> Kernel:
         tiles = (rows + most_rows - 1) // most_rows
         for n in range(begin, end):
             fill_zero(image, 0, blocks * plane // lanes)
+            w_start = n % groups * filters * w.shape[1]
             for top in range(0, height, band):
                 tall = min(band, height - top)
                 pixels = tall * width
@@ -999,7 +1021,7 @@ def conv_backward_data_sparse(columns: int) -> Kernel:
                             offsets + first,
                             count,
                             w,
-                            o * w.shape[1] + first * columns * lanes,
+                            w_start + o * w.shape[1] + first * columns * lanes,
                             values,
                             places,
                             starts,

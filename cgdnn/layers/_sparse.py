@@ -45,7 +45,7 @@ _FILTERS = 32
 
 @dataclass(frozen=True)
 class Sparse:
-    """A convolution over two spatial axes, dilation 1 and group 1.
+    """A convolution over two spatial axes with dilation 1.
 
     Attributes
     ----------
@@ -60,12 +60,12 @@ class Sparse:
     def backward_data(self, operands: Operands) -> list[Step]:
         """Return the step that re-lays the weights, and one over samples for each diff."""
         window = self.window
-        packed = operands.temporary("packed", (window.filters, window.data_row))
-        weights = read(operands.param[0], (window.filters, window.channels, *window.kernel))
+        packed = operands.temporary("packed", (self._filters, window.data_row))
+        weights = read(operands.param[0], (self._filters, window.channels, *window.kernel))
         first = Step(
             kernels.conv_sparse_pack_weights,
             [weights, write(packed), BEGIN, END],
-            window.filters,
+            self._filters,
             _WEIGHT * window.data_row,
         )
         steps = [
@@ -80,8 +80,8 @@ class Sparse:
                     BEGIN,
                     END,
                 ],
-                self.window.images,
-                self.cost("backward_data", 1 - _SHARE) / self.window.images,
+                self._images,
+                self.cost("backward_data", 1 - _SHARE) / self._images,
             )
             for dy, dx, wanted in zip(
                 operands.top_diff, operands.bottom_diff, operands.propagate, strict=True
@@ -105,7 +105,7 @@ class Sparse:
 
     def _by_sample(self, operands: Operands, x: Buffer, dy: Buffer, route: Buffer) -> list[Step]:
         """Return a step over samples that writes partial gradients, and the steps that add them."""
-        filters, (_, together) = self.window.filters, self.window.weights_band()
+        filters, (_, together) = self._filters, self.window.weights_band()
         dw = operands.partial("dw", (filters * self.window.weights_row,))
         db = operands.partial("db", (filters,))
         view, routed = self._listed(dy)
@@ -114,22 +114,23 @@ class Sparse:
         numbers: list[Argument] = [PIECE, filters, 0, 1, BEGIN, END]
         extent = self.window.images // together
         return [
-            self._weights_step(operands, routed, arrays, filters, numbers, extent),
+            self._weights_step(operands, routed, arrays, self.window.filters, numbers, extent),
             *self._sum_steps(operands, rows(dw), rows(db)),
         ]
 
     def _by_filter(self, operands: Operands, x: Buffer, dy: Buffer, route: Buffer) -> list[Step]:
         """Return a step over filters that reads all samples, and the steps that re-lay its sums."""
-        filters, (_, together) = self.window.filters, self.window.weights_band()
+        filters, (_, together) = self._filters, self.window.weights_band()
         size = filters * self.window.weights_row
         dw = operands.temporary("dw", (1, size))
         db = operands.temporary("db", (1, filters))
         view, routed = self._listed(dy)
         gradients = [read_all(dy, view), read_all(route, view if routed else None)]
         arrays = [read_all(x, self._bottom), *gradients, write(dw), write(db)]
-        numbers: list[Argument] = [0, self._unit, BEGIN, END, 0, self.window.images // together]
+        unit = self._unit
+        numbers: list[Argument] = [0, unit, BEGIN, END, 0, self.window.images // together]
         return [
-            self._weights_step(operands, routed, arrays, filters, numbers, filters // self._unit),
+            self._weights_step(operands, routed, arrays, unit, numbers, filters // unit),
             *self._sum_steps(operands, read_all(dw), read_all(db)),
         ]
 
@@ -165,7 +166,7 @@ class Sparse:
     def _sum_steps(self, operands: Operands, dw: Use, db: Use) -> list[Step]:
         """Return the steps that set the gradients to the sums of rows."""
         window, diffs = self.window, operands.param_diff
-        shape = (window.filters, window.channels, *window.kernel)
+        shape = (self._filters, window.channels, *window.kernel)
         steps = []
         if operands.learn[0]:
             total = operands.scratch("total", (window.total_scratch,))
@@ -174,19 +175,19 @@ class Sparse:
                 Step(
                     kernels.conv_sparse_sum_weights,
                     [*weights, operands.accumulate(0), BEGIN, END],
-                    window.filters,
+                    self._filters,
                     _WEIGHT * window.weights_row,
                 )
             )
         if self.bias and operands.learn[1]:
             bias: list[Argument] = [db, update(diffs[1]), operands.accumulate(1)]
-            steps.append(Step(reduce_rows, [*bias, BEGIN, END], window.filters, 2.0))
+            steps.append(Step(reduce_rows, [*bias, BEGIN, END], self._filters, 2.0))
         return steps
 
     @property
     def _by_filters(self) -> bool:
         """Whether the weight gradient is cut over filters."""
-        return self.window.filters * self.window.weights_row > _MOST_PARTIAL
+        return self._filters * self.window.weights_row > _MOST_PARTIAL
 
     @property
     def _unit(self) -> int:
@@ -194,22 +195,32 @@ class Sparse:
         return gcd(self.window.filters, _FILTERS)
 
     @property
+    def _filters(self) -> int:
+        """Filters of all groups."""
+        return self.window.groups * self.window.filters
+
+    @property
+    def _images(self) -> int:
+        """Images of all groups."""
+        return self.window.groups * self.window.images
+
+    @property
     def _bottom(self) -> tuple[int, ...]:
-        return (self.window.images, self.window.channels, *self.window.size)
+        return (self._images, self.window.channels, *self.window.size)
 
     def _listed(self, dy: Buffer) -> tuple[tuple[int, ...], kernels.Routed]:
         """Return the shape of the gradients that backward_weights lists, and whose they are."""
         window = self.window
         if window.pooled is None:
             return self._top, ""
-        shape = (window.images, window.filters, *window.lists)
+        shape = (window.images, self._filters, *window.lists)
         if window.filters % lanes() or dy.shape != stored_shape(CHANNEL_LANE, shape):
-            return shape, "planes"
-        return (window.images, window.filters // lanes(), *window.lists, lanes()), "lanes"
+            return (self._images, window.filters, *window.lists), "planes"
+        return (self._images, window.filters // lanes(), *window.lists, lanes()), "lanes"
 
     @property
     def _top(self) -> tuple[int, ...]:
-        return (self.window.images, self.window.filters, *self.window.output)
+        return (self._images, self.window.filters, *self.window.output)
 
     def cost(self, which: str, zeros: float) -> float:
         """Return the estimated nanoseconds of a pass on one core.
@@ -220,22 +231,23 @@ class Sparse:
         zeros : float
             Share of zeros in dy.
         """
-        window, gradients, image = self.window, prod(self._top), prod(self._bottom)
-        listed = gradients
+        window, gradients = self.window, prod(self._top)
+        listed, channels = gradients, window.channels
+        if which == "backward_data" or window.form == "blocks":
+            channels = ceil(channels / lanes()) * lanes()
+        image = self._images * channels * prod(window.size)
         if which == "backward_data":
             vectors = window.data_vectors
             lists = gradients / window.filters * window.panels
             rest = _RELAY * image
         else:
             vectors = window.weights_vectors
-            listed = window.images * window.filters * prod(window.lists)
+            listed = self._images * window.filters * prod(window.lists)
             band, together = window.weights_band()
-            lists = window.images * window.filters * ceil(window.lists[0] / band) / together
+            lists = self._images * window.filters * ceil(window.lists[0] / band) / together
             pieces = window.filters // self._unit if self._by_filters else 1
             partials = 1 if self._by_filters else min(window.images, _PARTIALS)
-            rest = (
-                _RELAY * image * pieces + _WEIGHT * window.filters * window.weights_row * partials
-            )
+            rest = _RELAY * image * pieces + _WEIGHT * self._filters * window.weights_row * partials
         tiles = ceil(vectors / kernels.most_sums())
         spread = which == "backward_weights" and window.form == "spread"
         entry = _ADD * vectors + (_SPREAD_ENTRY if spread else _ENTRY) * tiles
@@ -244,7 +256,8 @@ class Sparse:
 
     def _geometry(self, *band: int) -> tuple[int, ...]:
         """Return the numbers that both kernels get."""
-        return (self.window.kernel[0], *self.window.stride, *self.window.pad, *band)
+        window = self.window
+        return (window.kernel[0], *window.stride, *window.pad, window.groups, *band)
 
 
 def _scratch(operands: Operands, sizes: list[tuple[int, str]]) -> list[Use]:

@@ -291,16 +291,18 @@ class Convolution(Layer):
 
     def _sparse(self, routed: bool = False) -> Sparse:
         rows, columns = self._axes
+        groups = self.node.param.convolution_param.group
         window = Window(
             images=self._samples,
-            channels=self._channels,
-            filters=self.node.param.convolution_param.num_output,
+            channels=self._channels // groups,
+            filters=self.node.param.convolution_param.num_output // groups,
             size=(rows.size, columns.size),
             output=(rows.output, columns.output),
             kernel=(rows.kernel, columns.kernel),
             stride=(rows.stride, columns.stride),
             pad=(rows.pad, columns.pad),
             pooled=self._pooled() if routed else None,
+            groups=groups,
         )
         return Sparse(window, self.node.param.convolution_param.bias_term)
 
@@ -313,7 +315,8 @@ class Convolution(Layer):
         return Pooled((rows, columns), size, stride, pad)
 
     def _routed_layouts(self) -> tuple[Pair, ...]:
-        filled = self.node.param.convolution_param.num_output % lanes() == 0
+        param = self.node.param.convolution_param
+        filled = param.num_output // param.group % lanes() == 0
         return ((NCHW, NCHW), *([(NCHW, CHANNEL_LANE)] if filled else []))
 
     def _refuse_routed(self) -> str | None:
@@ -327,8 +330,6 @@ class Convolution(Layer):
     def _serves_sparse(self) -> str | None:
         if len(self._axes) != 2 or any(axis.dilation != 1 for axis in self._axes):
             return "serves two spatial axes with dilation 1"
-        if self.node.param.convolution_param.group != 1:
-            return "serves one group"
         if self._axes[1].kernel > most_sums():
             return f"serves kernels of up to {most_sums()} columns"
         return None

@@ -11,7 +11,7 @@ from cgdnn.kernels import conv_sparse as kernels
 from cgdnn.kernels.reorder import PLACE
 from tests.reference import conv as reference
 
-# images, channels, filters, size, kernel, stride, pad
+# images, channels, filters, size, kernel, stride, pad, groups where there are some
 SHAPES = {
     "blocks": (3, 32, 7, (9, 10), (5, 5), (1, 1), (2, 2)),
     "spread": (2, 3, 5, (12, 7), (5, 5), (1, 1), (0, 1)),
@@ -25,6 +25,10 @@ SHAPES = {
     "pad_beyond": (1, 16, 4, (2, 3), (2, 2), (1, 1), (4, 5)),
     "lanes": (2, 16, 32, (9, 10), (3, 3), (1, 1), (1, 1)),
     "point": (2, 18, 5, (6, 5), (1, 1), (1, 1), (0, 0)),
+    "groups": (2, 36, 70, (6, 8), (3, 3), (1, 1), (1, 1), 2),
+    "groups_spread": (4, 6, 64, (9, 20), (3, 5), (1, 1), (1, 2), 2),
+    "groups_strided": (2, 64, 64, (9, 10), (3, 3), (2, 2), (1, 1), 2),
+    "depthwise": (1, 3, 6, (5, 6), (3, 3), (1, 1), (1, 1), 3),
     "one": (1, 1, 1, (1, 1), (1, 1), (1, 1), (0, 0)),
 }
 DTYPES = ("float32", "float64")
@@ -32,18 +36,29 @@ DTYPES = ("float32", "float64")
 
 class Case:
     def __init__(self, name, dtype, zeros=0.75):
-        images, channels, filters, size, kernel, stride, pad = SHAPES[name]
+        images, channels, filters, size, kernel, stride, pad, *groups = SHAPES[name]
+        self.groups = groups[0] if groups else 1
         output = tuple(
             (n + 2 * p - k) // s + 1 for n, k, s, p in zip(size, kernel, stride, pad, strict=True)
         )
-        self.window = kernels.Window(images, channels, filters, size, output, kernel, stride, pad)
+        self.window = kernels.Window(
+            images,
+            channels // self.groups,
+            filters // self.groups,
+            size,
+            output,
+            kernel,
+            stride,
+            pad,
+            groups=self.groups,
+        )
         rng = np.random.default_rng(len(name))
 
         def random(*shape):
             return rng.standard_normal(shape).astype(dtype)
 
         self.x = random(images, channels, *size)
-        self.w = random(filters, channels, *kernel)
+        self.w = random(filters, channels // self.groups, *kernel)
         self.dy = random(images, filters, *output)
         self.dy[rng.random(self.dy.shape) < zeros] = 0
         self.tolerance = 1e-5 if dtype == "float32" else 1e-13
@@ -54,6 +69,13 @@ class Case:
         for array in made:
             array.fill(np.nan if array.dtype.kind == "f" else 1 << 20)
         return made
+
+    def _by_groups(self, array):
+        """Return an array of images as one of groups of images."""
+        if array is NOWHERE:
+            return array
+        images, channels, *rest = array.shape
+        return array.reshape(images * self.groups, channels // self.groups, *rest)
 
     def backward_weights(
         self, cuts=None, accumulate=0.0, has_bias=True, unit=None, gradients=None, routed=""
@@ -69,10 +91,11 @@ class Case:
         for piece, (begin, end) in enumerate(pairwise(cuts)):
             for o in range(filters // (unit or filters)):
                 kernel(
-                    *(self.x, dy, route, partial, db, int(has_bias), window.output[1]),
-                    *(rows, *window.stride, *window.pad, band, images),
+                    *map(self._by_groups, (self.x, dy, route)),
+                    *(partial, db, int(has_bias), window.output[1]),
+                    *(rows, *window.stride, *window.pad, window.groups, band, images),
                     *(*window.reach, window.room),
-                    *self._scratch(window.weights_scratch(unit or filters)),
+                    *self._scratch(window.weights_scratch(min(unit or filters, window.filters))),
                     *(piece, unit or filters, o, o + 1, begin, end),
                 )
         dw = np.full_like(self.w, 0.5 if accumulate else np.nan)
@@ -109,10 +132,10 @@ class Case:
         kernels.conv_sparse_pack_weights(self.w, packed, 0, filters)
         dx = np.full_like(self.x, np.nan)
         kernels.conv_backward_data_sparse(columns)(
-            *(self.dy, packed, dx),
-            *(rows, *window.stride, *window.pad, window.data_band()),
+            *(self._by_groups(self.dy), packed, self._by_groups(dx)),
+            *(rows, *window.stride, *window.pad, window.groups, window.data_band()),
             *self._scratch(window.data_scratch()),
-            *(begin, len(dx) if end is None else end),
+            *(begin * window.groups, (len(dx) if end is None else end) * window.groups),
         )
         return dx
 
@@ -165,7 +188,7 @@ def test_agrees(name, dtype, zeros):
 
 @pytest.mark.usefixtures("small_caches")
 @pytest.mark.parametrize(
-    "name", ["blocks", "spread", "runs", "ragged", "stride", "kernel_below_stride"]
+    "name", ["blocks", "spread", "runs", "ragged", "stride", "kernel_below_stride", "groups"]
 )
 def test_bands_agree(name):
     case = Case(name, "float32")
@@ -225,17 +248,19 @@ def test_pieces_add_up_in_order():
     near(case, db.sum(0), want_b)
 
 
-def test_filters_in_pieces():
-    case = Case("ragged", "float32")
-    whole, parts = case.backward_weights(), case.backward_weights(unit=7)
+@pytest.mark.parametrize(("name", "unit"), [("ragged", 7), ("groups", 5), ("groups", 14)])
+def test_filters_in_pieces(name, unit):
+    case = Case(name, "float32")
+    whole, parts = case.backward_weights(), case.backward_weights(unit=unit)
     for one, other in zip(whole, parts, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def test_images_that_fit_are_taken_together(monkeypatch):
-    case = Case("blocks", "float32")
+@pytest.mark.parametrize(("name", "band"), [("blocks", (9, 3)), ("groups", (6, 2))])
+def test_images_that_fit_are_taken_together(name, band, monkeypatch):
+    case = Case(name, "float32")
     monkeypatch.setattr(kernels, "_NEAR_BYTES", 1 << 20)
-    assert case.window.weights_band() == (9, 3)
+    assert case.window.weights_band() == band
     near(case, case.backward_weights()[0], case.expected_weights()[0])
 
 
@@ -250,6 +275,8 @@ def test_images_that_fit_are_taken_together(monkeypatch):
         ("even", kernels.Pooled((4, 4), 2, 2, 0), False),
         ("spread_wide", kernels.Pooled((2, 11), 3, 2, 0), True),
         ("lanes", kernels.Pooled((5, 5), 3, 2, 1), True),
+        ("groups_strided", kernels.Pooled((3, 3), 2, 2, 0), True),
+        ("groups_spread", kernels.Pooled((4, 10), 2, 2, 0), False),
         ("lanes", kernels.Pooled((3, 20), 3, 3, 0), False),
     ],
 )

@@ -17,7 +17,7 @@ for columns in map(int, sys.argv[1:]):
     scratch = [np.zeros(length, dtypes[kind]) for length, kind in window.data_scratch()]
     dx, dy = np.zeros_like(w), np.ones((1, 1, 1, 1), np.float32)
     kernel = conv_sparse.conv_backward_data_sparse(columns)
-    kernel(dy, packed, dx, 1, 1, 1, 0, 0, window.data_band(), *scratch, 0, 1)
+    kernel(dy, packed, dx, 1, 1, 1, 0, 0, 1, window.data_band(), *scratch, 0, 1)
     print(*dx.ravel().astype(int))
 """
 
