@@ -91,7 +91,7 @@ def plan_iteration(lowering: Lowering) -> Program:
         0,
         len(assembly.layers),
         update=update.works,
-        lent=[entry for entry in assembly.lendable() if (entry[1] == "diff") == training],
+        lent=[entry for entry in assembly.lendable() if (entry[1] != "data") == training],
         carried=[entry for entry in assembly.lendable() if entry[1] == "data"],
     )
 

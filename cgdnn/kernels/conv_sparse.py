@@ -357,7 +357,7 @@ def _compressed(e, vector, mask):  # type: ignore[no-untyped-def]
 
 
 @emitted
-def _list_planes(  # type: ignore[no-untyped-def]
+def list_planes(  # type: ignore[no-untyped-def]
     e, values, places, room, ends, dy, dy_start, plane, planes, image, images, positions,
     position_row, count,
 ):  # fmt: skip
@@ -866,7 +866,7 @@ def conv_backward_weights_sparse(
                             width, -first * stride_h * row, band_rows * row, stride_h * row, move,
                         )  # fmt: skip
                     else:
-                        _list_planes(
+                        list_planes(
                             values, places, room, ends, dy, start, gradients, count,
                             groups * filters * gradients, images, positions, band * across,
                             tall * across,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from cgdnn.kernels._jit import INT, REAL, array, kernel
 from cgdnn.kernels.norm import product_sums
-from cgdnn.kernels.vector import sums
+from cgdnn.kernels.vector import Emitter, sums
 
 
 @kernel(array(1), array(2), INT, INT, INT)
@@ -33,33 +36,57 @@ def clip_factor(squares, factor, clip, average):  # type: ignore[no-untyped-def]
     factor[0] = scale
 
 
-@sums(1)
-def _sgd_update(  # type: ignore[no-untyped-def]
-    e, w, dw, history, start, length, scale, rate, momentum, decay_l2, decay_l1
-):
-    """Do the arithmetic of `sgd_update`; returns NaN where a new weight is not finite, else 0."""
+def sgd_mover(  # type: ignore[no-untyped-def]
+    e: Emitter, scale, rate, momentum, decay_l2, decay_l1
+) -> tuple[Callable[[Any, Any, Any, Any], None], Callable[[], Any]]:
+    """Return what emits the arithmetic of `sgd_update`.
+
+    Returns
+    -------
+    move : callable
+        Given the gradient of a vector of weights, pointers to these and to their history, and a
+        mask, moves them.
+    total : callable
+        Returns a float64 that is NaN where a new weight is not finite, else 0.
+    """
     build, zero = e.builder, e.zero()
     scale, rate, momentum = e.splat(scale), e.splat(rate), e.splat(momentum)
     decay_l2, up = e.splat(decay_l2), e.splat(decay_l1)
     down = build.fneg(up)
     finite = e.variable(zero)
-    pointers = [e.at(pointer, start) for pointer in (w, dw, history)]
-    for (weights, gradients, moments), mask in e.along(length, *pointers):
+
+    def move(gradient, weights, moments, mask):  # type: ignore[no-untyped-def]
         weight = e.load(weights, mask)
         pull = build.select(build.fcmp_ordered("<", weight, zero), down, zero)
         pull = build.select(build.fcmp_ordered(">", weight, zero), up, pull)
         pull = e.multiply_add(decay_l2, weight, pull)
-        gradient = e.multiply_add(scale, e.load(gradients, mask), pull)
+        gradient = e.multiply_add(scale, gradient, pull)
         step = e.multiply_add(momentum, e.load(moments, mask), build.fmul(rate, gradient))
         e.store(step, moments, mask)
         weight = build.fsub(weight, step)
         e.store(weight, weights, mask)
         # The difference of what is not finite from itself is NaN.
         build.store(build.fadd(build.load(finite), build.fsub(weight, weight)), finite)
-    first, *others = e.wide(build.load(finite))
-    for other in others:
-        first = build.fadd(first, other)
-    return (e.total(first),)
+
+    def total():  # type: ignore[no-untyped-def]
+        first, *others = e.wide(build.load(finite))
+        for other in others:
+            first = build.fadd(first, other)
+        return e.total(first)
+
+    return move, total
+
+
+@sums(1)
+def _sgd_update(  # type: ignore[no-untyped-def]
+    e, w, dw, history, start, length, scale, rate, momentum, decay_l2, decay_l1
+):
+    """Do the arithmetic of `sgd_update`; returns NaN where a new weight is not finite, else 0."""
+    move, total = sgd_mover(e, scale, rate, momentum, decay_l2, decay_l1)
+    pointers = [e.at(pointer, start) for pointer in (w, dw, history)]
+    for (weights, gradients, moments), mask in e.along(length, *pointers):
+        move(e.load(gradients, mask), weights, moments, mask)
+    return (total(),)
 
 
 @kernel(array(1), array(1), array(1), array(1), array(2), REAL, REAL, REAL, REAL, INT, INT, INT)

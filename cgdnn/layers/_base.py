@@ -156,8 +156,8 @@ class Step:
     explain : callable, optional
         Turns a non-zero status of the kernel into the error that the user sees.
     merge : callable, optional
-        Given the step behind, where that alone needs what this one writes: returns the one that
-        does both and writes only what that one does, if there is one.
+        Given the one step that needs what this one writes: returns the one that does both and
+        writes only what that one does, if there is one.
     """
 
     kernel: Kernel | Callable[..., None]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from math import ceil, prod
 from typing import ClassVar
 
 from cgdnn.kernels import inner_product as kernels
+from cgdnn.kernels import inner_product_nonzeros as nonzeros
 from cgdnn.kernels._jit import Kernel
 from cgdnn.kernels.reduce import reduce_rows
 from cgdnn.layers._axis import canonical_axis
@@ -20,6 +24,7 @@ from cgdnn.layers._base import (
     Operands,
     Parameter,
     Shape,
+    Slower,
     Step,
     Use,
     exactly,
@@ -36,7 +41,16 @@ _WEIGHT_NANOSECONDS = 0.2
 _BLOCK = 64
 """Columns of a block: one tile of `cgdnn.kernels.gemm` is no wider."""
 _UNIT = 64
-"""Most rows that are not cut with images in the lanes: few of them would fill no tiles."""
+"""Most rows that are not cut with images in the lanes: few of them would fill no tiles; or where
+zeros are skipped: each piece copies what they meet."""
+_DENSE_NANOSECONDS, _NONZERO_NANOSECONDS = 0.009, 0.0106
+"""Gradient of a weight: each sample, and each that is not zero."""
+_MOVE_NANOSECONDS, _MOVE_LARGE_NANOSECONDS, _APPLY_NANOSECONDS = 0.2, 0.35, 0.3
+"""Update of a weight by a gradient in a cache and by one in memory, of more elements than `_LARGE`;
+and what is to be added where both are one."""
+_LARGE = 1 << 22
+_SHARE = 0.5
+"""Share of zeros that pieces are cut for: how passes are cut must not depend on values."""
 
 
 class InnerProduct(Layer):
@@ -87,7 +101,12 @@ class InnerProduct(Layer):
         """Return the products of rows of samples, and of vectors of images where weights stay."""
         plain = super().candidates(which)
         if which == "backward_weights":
-            return plain
+            nonzeros = Candidate(
+                "sparse",
+                lambda layer, operands: layer._backward_weights_nonzeros(operands),
+                lambda layer: layer._refuse_nonzeros(),
+            )
+            return [nonzeros, *plain]
         images = Candidate(
             "image_lanes",
             lambda layer, operands: getattr(layer, f"_{which}_images")(operands),
@@ -122,28 +141,82 @@ class InnerProduct(Layer):
 
     def backward_weights(self, operands: Operands) -> list[Step]:
         """Return a step over rows of the weights, and one over the bias."""
-        param = self.node.param.inner_product_param
-        outputs = param.num_output
-        x = read_all(operands.bottom[0], (self._samples, self._inputs))
-        dy = read_all(operands.top_diff[0], (self._samples, outputs))
         steps = []
         if operands.learn[0]:
-            factors = [x, dy] if param.transpose else [dy, x]
-            extent = self._inputs if param.transpose else outputs
+            factors = self._samples_of(operands)
+            if self.node.param.inner_product_param.transpose:
+                factors.reverse()
+            diff = operands.param_diff[0]
             steps.append(
                 Step(
                     kernels.product_tn,
-                    [*factors, update(operands.param_diff[0]), operands.accumulate(0), BEGIN, END],
-                    extent,
-                    self._cost / extent,
+                    [*factors, update(diff), operands.accumulate(0), BEGIN, END],
+                    diff.shape[0],
+                    self._cost / diff.shape[0],
                 )
             )
-        if param.bias_term and operands.learn[1]:
-            # The samples are the rows that are added up.
-            diff = update(operands.param_diff[1])
-            arguments: list[Argument] = [dy, diff, operands.accumulate(1), BEGIN, END]
-            steps.append(Step(reduce_rows, arguments, outputs, 0.3 * self._samples))
-        return steps
+        return steps + self._bias_steps(operands)
+
+    def _samples_of(self, operands: Operands) -> list[Argument]:
+        """Return the diff of the top and the bottom as rows of samples."""
+        outputs = self.node.param.inner_product_param.num_output
+        return [
+            read_all(operands.top_diff[0], (self._samples, outputs)),
+            read_all(operands.bottom[0], (self._samples, self._inputs)),
+        ]
+
+    def _bias_steps(self, operands: Operands) -> list[Step]:
+        """Return the step over the bias, where that learns."""
+        param = self.node.param.inner_product_param
+        if not (param.bias_term and operands.learn[1]):
+            return []
+        # The samples are the rows that are added up.
+        dy, _ = self._samples_of(operands)
+        diff = update(operands.param_diff[1])
+        arguments: list[Argument] = [dy, diff, operands.accumulate(1), BEGIN, END]
+        return [Step(reduce_rows, arguments, param.num_output, 0.3 * self._samples)]
+
+    def _refuse_nonzeros(self) -> str | None:
+        """Return why the layer should not go over the non-zeros of the top's diff, if so."""
+        if self.node.param.inner_product_param.transpose:
+            return "serves weights that are not transposed"
+        weights = self._inputs * self.node.param.inner_product_param.num_output
+        move = _MOVE_NANOSECONDS if weights <= _LARGE else _MOVE_LARGE_NANOSECONDS
+        share = self._nonzeros_cost(self.zeros) / (_DENSE_NANOSECONDS * self._samples + move)
+        if share >= 1:
+            return Slower(f"would take {share:.1f} times as long at {self.zeros:.0%} zeros in dy")
+        return None
+
+    def _nonzeros_cost(self, zeros: float) -> float:
+        """Return estimated nanoseconds a weight, for its gradient and its update."""
+        return _NONZERO_NANOSECONDS * self._samples * (1 - zeros) + _APPLY_NANOSECONDS
+
+    @staticmethod
+    def _unit(rows: int) -> int:
+        """Return how many rows a piece has at least: as many as divide `rows`, up to a limit."""
+        return max(size for size in range(1, _UNIT + 1) if rows % size == 0)
+
+    def _backward_weights_nonzeros(self, operands: Operands) -> list[Step]:
+        """Return the steps over rows of the weights and over the bias, zeros left out."""
+        steps = []
+        if operands.learn[0]:
+            diff = operands.param_diff[0]
+            unit = self._unit(diff.shape[0])
+            shapes = nonzeros.scratch_shapes(self._samples, lanes())
+            factors = [
+                *self._samples_of(operands),
+                *(operands.scratch(f"nonzeros{i}", *each) for i, each in enumerate(shapes)),
+            ]
+            steps.append(
+                Step(
+                    nonzeros.gradient_over_nonzeros,
+                    [*factors, update(diff), operands.accumulate(0), unit, BEGIN, END],
+                    diff.shape[0] // unit,
+                    self._nonzeros_cost(_SHARE) * unit * diff.shape[1],
+                    merge=partial(_applied, factors, diff.shape, unit),
+                )
+            )
+        return steps + self._bias_steps(operands)
 
     def _forward_images(self, operands: Operands) -> list[Step]:
         """Return the product with the weights, images in the lanes."""
@@ -163,7 +236,7 @@ class InnerProduct(Layer):
         """Return the step over values of a sample that sets `target` from all of `source`."""
         groups = self._samples // lanes()
         depth, rows = (buffer.size // self._samples for buffer in (source, target))
-        unit = max(size for size in range(1, _UNIT + 1) if rows % size == 0)
+        unit = self._unit(rows)
         last = operands.param[-1]
         arguments: list[Argument] = [
             read_all(operands.param[0]),
@@ -224,3 +297,19 @@ class InnerProduct(Layer):
                 0.3 * columns,
             ),
         ]
+
+
+def _applied(factors: Sequence[Argument], shape: Shape, unit: int, behind: Step) -> Step | None:
+    """Return the step that does an update with the gradient from `factors`, if that is one."""
+    kernel = nonzeros.APPLIED.get(behind.kernel) if isinstance(behind.kernel, Kernel) else None
+    if kernel is None:
+        return None
+    weights, _, *rest = behind.arguments
+    arguments = [
+        replace(each, shape=shape) if isinstance(each, Use) and each.mode == "update" else each
+        for each in (weights, *rest)
+    ]
+    range_of_piece = arguments[-3:]
+    arguments = [*factors, *arguments[:-3], unit, *range_of_piece]
+    extent = shape[0] // unit
+    return Step(kernel, arguments, extent, behind.cost * behind.extent / extent)

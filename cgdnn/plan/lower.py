@@ -4,7 +4,8 @@ A program is made for a list of parts ("forward", "backward", "update") over a r
 so the whole iteration and a partial `Net.forward(start=, end=)` come out of the same code.
 
 A program can be lent blobs' data or diffs: those it makes itself, and that nobody looks at
-afterwards, reuse each other's memory. Their content is lost with the run.
+afterwards, reuse each other's memory. Their content is lost with the run. A gradient of parameters
+that is lent need not exist where one step can compute and apply it.
 """
 
 from __future__ import annotations
@@ -161,7 +162,8 @@ class Lowering:
         fresh : mapping, optional
             Which layouts of which blobs are up to date before the run; N, C, H, W where absent.
         lent : collection of (int, str)
-            The blobs and kinds ("data", "diff") whose content nobody needs after the run.
+            The blobs and kinds ("data", "diff"), and the parameters with kind "param_diff", whose
+            content nobody needs after the run.
         carried : collection of (int, str)
             Those that may exist piece by piece only, where one step hands them on to the next.
         counting : bool
@@ -192,9 +194,10 @@ class Lowering:
                         add(index, "backward_data")
             else:
                 works += update
+        works, applied = self._apply(works, lent)
         needed, unmade = self._needed(works, lent)
         program = self._finish(needed, homes.fresh, lent, carried)
-        program.unmade = unmade
+        program.unmade = unmade | applied
         kept = {buffer for work in spared for buffer in _written(work)}
         program.spared = {buffer for buffer in kept if buffer.kind == "state"}
         return program
@@ -205,6 +208,34 @@ class Lowering:
         return {
             i for i in range(first, last) if layers[i].absorbed and layers[i].absorbed[-1] < last
         }
+
+    def _apply(
+        self, works: list[Work], lent: Collection[tuple[int, str]]
+    ) -> tuple[list[Work], set[Buffer]]:
+        """Merge updates with the steps that only compute the gradients for them.
+
+        Returns
+        -------
+        tuple of (list of Work, set of Buffer)
+            The works, and the gradients that none writes.
+        """
+        gradients = {root(self.assembly.params[i].diff) for i, kind in lent if kind == "param_diff"}
+        users: dict[Buffer, list[int]] = {gradient: [] for gradient in gradients}
+        for number, work in enumerate(works):
+            for argument in work.step.arguments:
+                if isinstance(argument, Use) and root(argument.buffer) in users:
+                    users[root(argument.buffer)].append(number)
+        merged: dict[int, Work | None] = {}
+        applied = set()
+        for gradient, numbers in users.items():
+            if len(numbers) == 2:
+                first, behind = (works[number] for number in numbers)
+                step = first.step.merge(behind.step) if first.step.merge else None
+                if step is not None:
+                    merged |= {numbers[0]: None, numbers[1]: replace(behind, step=step)}
+                    applied.add(gradient)
+        found = (merged.get(number, work) for number, work in enumerate(works))
+        return [work for work in found if work is not None], applied
 
     def _needed(
         self, works: list[Work], lent: Collection[tuple[int, str]]

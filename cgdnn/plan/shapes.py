@@ -120,7 +120,8 @@ class Assembly:
         """Return the blobs and kinds ("data", "diff") whose memory a program may reuse.
 
         All but what a net is fed with and asked for: values that no layer computes from others,
-        outputs and losses.
+        outputs and losses. And, with kind "param_diff", the learned parameters whose gradient need
+        not be kept.
         """
         kept = {(blob, kind) for blob in self.graph.outputs for kind in ("data", "diff")}
         for planned in self.layers:
@@ -130,7 +131,7 @@ class Assembly:
                 if not planned.node.bottoms:
                     kept.add((top, "data"))
         everything = {(blob, kind) for blob in range(len(self.blobs)) for kind in ("data", "diff")}
-        return everything - kept
+        return everything - kept | {(index, "param_diff") for index in self.learned}
 
 
 def assemble(

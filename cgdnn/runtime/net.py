@@ -159,7 +159,7 @@ class Net:
         lendable = assembly.lendable()
         self._lendable = {
             "data": {entry for entry in lendable if entry[1] == "data" and self.phase == "TEST"},
-            "diff": {entry for entry in lendable if entry[1] == "diff"},
+            "diff": {entry for entry in lendable if entry[1] != "data"},
         }
         self._carriable = {entry for entry in lendable if entry[1] == "data"}
         """Values that a run over all layers may hand from layer to layer piece by piece."""
@@ -265,8 +265,18 @@ class Net:
 
     def _param(self, layer: int, index: int) -> Blob:
         def fetch(kind: str) -> Array:
-            data, diff = self.assembly.layers[layer].views[index]
-            return self._state.array(data if kind == "data" else diff)
+            planned = self.assembly.layers[layer]
+            data, diff = planned.views[index]
+            if kind == "data":
+                return self._state.array(data)
+            self._lendable["diff"].discard((planned.params[index], "param_diff"))
+            if root(diff) in self._lost:
+                raise UsageError(
+                    f"{self.assembly.params[planned.params[index]].label}: its diff was not kept, "
+                    "since a whole iteration applies it as it is computed; from now on it is. "
+                    "Run an iteration first."
+                )
+            return self._state.array(diff)
 
         planned = self.assembly.layers[layer]
         return Blob(f"{planned.node.name}[{index}]", planned.views[index][0].shape, fetch, -1)
@@ -374,6 +384,7 @@ class Net:
         """Set the diffs of all parameters to zero."""
         for param in self.assembly.params:
             self._state.array(param.diff)[...] = 0
+            self._lost.discard(param.diff)
 
     def run(
         self,
@@ -404,7 +415,8 @@ class Net:
             run goes over all layers: the diffs where it has a backward pass, the values and what
             layers keep beside them where it has none in the phase TEST (in TRAIN a backward pass
             can follow). Values that no step needs but the one behind may exist piece by piece only;
-            asked for, they are computed again from the parameters as these are then.
+            asked for, they are computed again from the parameters as these are then. Gradients of
+            parameters may be applied as they are computed, and not be kept.
         trace : bool
             Return when each task ran.
         """
@@ -412,8 +424,8 @@ class Net:
         last = count if last is None else last
         whole = first == 0 and parts[0] == "forward"
         forgotten = self._forgotten and parts[0] == "backward"
-        missing = not whole and any(buffer.kind != "diff" for buffer in self._lost)
-        if parts[0] != "again" and (forgotten or missing):
+        incomplete = not whole and any(b.kind in ("data", "state") for b in self._lost)
+        if parts[0] != "again" and (forgotten or incomplete):
             self._compute_again()
         counting = self._watching and "backward" in parts
         fresh = {} if whole else {k: v for k, v in self._fresh.items() if v != _NCHW}
@@ -447,7 +459,15 @@ class Net:
             run.program.patch("counter", self.counter)
             program = run.program.program
             undo = self.remember()
-            for buffer in program.found & (self._lost | self._spared):
+            missing = program.found & (self._lost | self._spared)
+            if missing and "backward" in parts and not accumulate:  # gradients are computed anew
+                missing -= {param.diff for param in self.assembly.params}
+            for buffer in sorted(missing, key=lambda buffer: buffer.name):
+                if buffer.kind == "param_diff":
+                    raise UsageError(
+                        f"{buffer.name} was not kept, since a whole iteration applies gradients as "
+                        "they are computed. Call clear_param_diffs before gradients are added up."
+                    )
                 raise UsageError(
                     f"{buffer.name} was not kept, since gradients of a whole iteration reuse "
                     "memory. Run the backward pass from the last layer on."
@@ -635,15 +655,20 @@ class Net:
                 self.blobs[planned.name].reshape(*planned.shape)
             raise
         state = State(self.dtype)
+        lost = set()
         for old, new in zip(self.assembly.params, assembly.params, strict=True):
             state.adopt(new.data, self._state.array(old.data))
-            state.adopt(new.diff, self._state.array(old.diff))
+            if old.diff in self._lost:
+                lost.add(new.diff)
+            else:
+                state.adopt(new.diff, self._state.array(old.diff))
         for old_layer, new_layer in zip(self.assembly.layers, assembly.layers, strict=True):
             if isinstance(new_layer.layer, DataLayer):
                 new_layer.layer.close()
                 new_layer.layer = old_layer.layer
         self._state = state
         self._plan(assembly)
+        self._lost = lost
 
     def copy_from(self, path: str | os.PathLike[str]) -> list[str]:
         """Copy weights from a .caffemodel into the layers of the same name.
@@ -748,7 +773,7 @@ class Net:
             if name is not None:
                 return f'{planned.node.label}, gradient of blob "{name}"'
             for param in params(planned):
-                if param.learns and bad(param.diff):
+                if param.learns and param.diff not in self._lost and bad(param.diff):
                     return f"{planned.node.label}, gradient of {param.label}"
         for planned in self.assembly.layers:
             for param in params(planned):

@@ -26,6 +26,7 @@ TILES = [
     "cgdnn.kernels.conv_sparse.conv_backward_weights_sparse('spread', 5, 3, 'lanes')",
     "cgdnn.kernels.conv_sparse.conv_backward_data_sparse(5)",
     "cgdnn.kernels.inner_product.product_nt",
+    "cgdnn.kernels.inner_product_nonzeros.sgd_over_nonzeros",
     "tests.kernels.test_winograd_tiles.products",
 ]
 

@@ -4,6 +4,7 @@ import pytest
 from cgdnn.errors import DescriptionError
 from cgdnn.layers import inner_product
 from cgdnn.layers._layout import lanes
+from cgdnn.layers.inner_product import InnerProduct
 from cgdnn.plan.arrange import Arrangement
 from tests.layers.contract import (
     Case,
@@ -70,6 +71,28 @@ def test_images_in_lanes(fields, monkeypatch):
     assert chosen["forward"].name == chosen["backward_data"].name == "image_lanes"
     for check in (check_gradients, check_accumulation, check_cutting):
         check(made)
+
+
+@pytest.mark.parametrize("fields", ["9", "6 bias_term: false", "4 axis: 2"])
+def test_nonzeros_of_the_diff(fields, monkeypatch):
+    monkeypatch.setattr(InnerProduct, "_refuse_nonzeros", lambda layer: None)
+    monkeypatch.setattr(inner_product, "_UNIT", 4)
+    shape = (3, 2, int(fields[0])) if "axis" in fields else (3, int(fields[0]))
+    made = case(fields, (3, 2, 2, 3), shape)
+    assert Trial(made).net.lowering.choices[-1]["backward_weights"].name == "sparse"
+    for check in (check_gradients, check_accumulation, check_cutting):
+        check(made)
+
+
+def test_nonzeros_serve_where_they_are_few():
+    def reason(zeros, fields="100", weights=30):
+        layer = Trial(case(fields, (64, weights), (64, 100))).net.lowering.assembly.layers[-1].layer
+        layer.zeros = zeros
+        return layer.candidates("backward_weights")[0].refuse(layer)
+
+    assert reason(0.9) is None
+    assert reason(0.0) == "would take 1.3 times as long at 0% zeros in dy"
+    assert reason(0.9, "100 transpose: true") == "serves weights that are not transposed"
 
 
 @pytest.mark.parametrize(
