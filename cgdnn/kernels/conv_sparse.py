@@ -73,7 +73,7 @@ _MOST_ROWS = 8
 """Rows of a tile."""
 _PANEL = 32
 """Filters whose non-zeros share a list of backward_data: a tile of their weights is 50 KB."""
-_NEAR_BYTES = 32 << 10
+_NEAR_BYTES = 28 << 10
 """Size that a block of channels of a band of x should not exceed, to stay in the first cache."""
 _SPREAD_BYTES = 44 << 10
 """Size that a band of spread x should not exceed, likewise."""
@@ -258,6 +258,12 @@ class Window:
         """Return the input rows that a band of so many listed rows reads."""
         step, _, rows = self.reach
         return ((band - 1) * step + rows - 1) * self.stride[0] + self.kernel[0]
+
+    @property
+    def relaid(self) -> float:
+        """How many times backward_weights re-lays a row of x: bands of rows overlap."""
+        band, _ = self.weights_band()
+        return self._band_rows(band) / (band * self.reach[0] * self.stride[0])
 
     def data_band(self) -> int:
         """Return how many output rows backward_data takes at a time."""

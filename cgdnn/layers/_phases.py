@@ -26,6 +26,7 @@ from cgdnn.layers._base import (
 )
 from cgdnn.layers._direct import Direct
 from cgdnn.layers._layout import CHANNEL_LANE, NCHW, lanes, stored_shape
+from cgdnn.layers._sparse import Sparse
 from cgdnn.layers._winograd import Winograd
 
 Make = Callable[[Operands], list[Step]]
@@ -71,18 +72,22 @@ class Phases:
         return (self.w[0], self.w[1] * self.count**2, self.taps, self.taps)
 
     @property
-    def _in_lanes(self) -> bool:
-        """Whether phases of images have channels in the lanes, as Winograd's algorithm likes it."""
+    def _fill_lanes(self) -> bool:
+        """Whether phases of images can have channels in the lanes."""
         whole = self.count == self.stride[0] and self.filters[1] % lanes() == 0
         return whole and self.stride[0] in kernels.LANE_STRIDES
 
-    def of_image(self, operands: Operands, x: Buffer) -> tuple[Buffer, Step]:
-        """Return the phases of a bottom, and the step over samples that makes them."""
-        layout = CHANNEL_LANE if self._in_lanes else NCHW
+    def of_image(self, operands: Operands, x: Buffer, in_lanes: bool) -> tuple[Buffer, Step]:
+        """Return the phases of a bottom, and the step over samples that makes them.
+
+        With channels in the lanes, where they fill these, if `in_lanes`.
+        """
+        in_lanes = in_lanes and self._fill_lanes
+        layout = CHANNEL_LANE if in_lanes else NCHW
         target = operands.temporary("x", stored_shape(layout, self.images))
         cost = _GATHER * prod(self.images[1:])
         arguments: list[Argument] = [read(x, self.x)]
-        if self._in_lanes:
+        if in_lanes:
             num, channels, *size = self.images
             view = (num, channels // lanes(), *size, lanes())
             arguments += [write(target, view), self.stride[0], *self.pad, BEGIN, END]
@@ -99,13 +104,13 @@ class Phases:
 
     def of_filters(self, operands: Operands, w: Buffer, target: Buffer) -> Step:
         """Return the step over filters and channels that makes the phases of the weights."""
-        table = operands.constant("phases.taps", self._taps)
+        table = operands.constant(f"phases.taps{self.taps}", self._taps)
         shapes = self._tap_rows
         return _move_taps(read(w, shapes[0]), write(target, shapes[1]), table, 0.0)
 
     def to_filters(self, operands: Operands, source: Buffer) -> Step:
         """Return the step that makes the diff of the weights from that of their phases."""
-        table = operands.constant("phases.places", self._places)
+        table = operands.constant(f"phases.places{self.taps}", self._places)
         diff, phases = self._tap_rows
         target = update(operands.param_diff[0], diff)
         return _move_taps(read(source, phases), target, table, operands.accumulate(0))
@@ -147,12 +152,12 @@ class Phased:
     Attributes
     ----------
     phases : Phases
-    inner : Winograd or Direct
+    inner : Winograd, Direct or Sparse
         Computes the convolution of the phases.
     """
 
     phases: Phases
-    inner: Winograd | Direct
+    inner: Winograd | Direct | Sparse
 
     @property
     def whole_vectors(self) -> tuple[bool, bool]:
@@ -175,9 +180,9 @@ class Phased:
 
     def forward(self, operands: Operands) -> list[Step]:
         """Return the steps for each bottom."""
-        return self._of_filters(
-            operands, lambda within: self._of_images(within, self.inner.forward)
-        )
+        assert not isinstance(self.inner, Sparse), "skips zeros in gradients only"
+        forward = self.inner.forward
+        return self._of_filters(operands, lambda within: self._of_images(within, forward))
 
     def backward_data(self, operands: Operands) -> list[Step]:
         """Return the steps for each bottom whose diff is wanted."""
@@ -213,7 +218,8 @@ class Phased:
 
     def _of_images(self, operands: Operands, make: Make) -> list[Step]:
         """Return steps that get the phases of the bottoms, each made just before it is read."""
-        making = dict(self.phases.of_image(operands, x) for x in operands.bottom)
+        in_lanes = isinstance(self.inner, Winograd)  # the others re-lay channels themselves
+        making = dict(self.phases.of_image(operands, x, in_lanes) for x in operands.bottom)
         steps: list[Step] = []
         for step in make(replace(operands, bottom=list(making))):
             used = [use.buffer for use in step.arguments if isinstance(use, Use)]

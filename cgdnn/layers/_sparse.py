@@ -30,6 +30,8 @@ from cgdnn.layers._layout import CHANNEL_LANE, lanes, stored_shape
 _ADD, _ENTRY, _LIST, _ELEMENT, _RELAY, _WEIGHT = 0.11, 1.2, 10.0, 0.2, 0.36, 0.4
 """Nanoseconds of a vector's multiply-add, of an entry and a list that a tile goes through, of
 looking at an element of dy, of re-laying an element of an image, and of a partial sum."""
+_CROSSING_ADD = 0.22
+"""Nanoseconds of a multiply-add of a vector that lies on two cache lines."""
 _SPREAD_ENTRY = 0.6
 """Nanoseconds of an entry where no vector of x crosses a cache line."""
 _SHARE = 0.2
@@ -39,7 +41,7 @@ _MOST_PARTIAL = 1 << 18
 rather than all filters from some images: partial gradients would not stay in a near cache."""
 _PARTIALS = 16
 """Partial gradients that are expected else."""
-_FILTERS = 32
+_FILTERS = 64
 """Filters that such a piece computes at least: each piece re-lays all images."""
 
 
@@ -52,10 +54,13 @@ class Sparse:
     window : Window
         With `pooled`, backward_weights takes `Operands.routed`.
     bias : bool
+    zeros : float
+        Share of zeros in dy that is expected.
     """
 
     window: kernels.Window
     bias: bool
+    zeros: float
 
     def backward_data(self, operands: Operands) -> list[Step]:
         """Return the step that re-lays the weights, and one over samples for each diff."""
@@ -81,7 +86,7 @@ class Sparse:
                     END,
                 ],
                 self._images,
-                self.cost("backward_data", 1 - _SHARE) / self._images,
+                self._cost("backward_data", 1 - _SHARE) / self._images,
             )
             for dy, dx, wanted in zip(
                 operands.top_diff, operands.bottom_diff, operands.propagate, strict=True
@@ -160,7 +165,7 @@ class Sparse:
                 *numbers,
             ],
             extent,
-            self.cost("backward_weights", 1 - _SHARE) / extent,
+            self._cost("backward_weights", 1 - _SHARE) / extent,
         )
 
     def _sum_steps(self, operands: Operands, dw: Use, db: Use) -> list[Step]:
@@ -170,7 +175,8 @@ class Sparse:
         steps = []
         if operands.learn[0]:
             total = operands.scratch("total", (window.total_scratch,))
-            weights: list[Argument] = [dw, update(diffs[0], shape), window.pixel, total]
+            diff = operands.gradient(0, shape)
+            weights: list[Argument] = [dw, diff, window.pixel, total]
             steps.append(
                 Step(
                     kernels.conv_sparse_sum_weights,
@@ -222,15 +228,12 @@ class Sparse:
     def _top(self) -> tuple[int, ...]:
         return (self._images, self.window.filters, *self.window.output)
 
-    def cost(self, which: str, zeros: float) -> float:
-        """Return the estimated nanoseconds of a pass on one core.
+    def cost(self, which: str) -> float:
+        """Return the estimated nanoseconds of a pass on one core."""
+        return self._cost(which, self.zeros)
 
-        Parameters
-        ----------
-        which : str
-        zeros : float
-            Share of zeros in dy.
-        """
+    def _cost(self, which: str, zeros: float) -> float:
+        """Return that at a share of zeros."""
         window, gradients = self.window, prod(self._top)
         listed, channels = gradients, window.channels
         if which == "backward_data" or window.form == "blocks":
@@ -247,10 +250,12 @@ class Sparse:
             lists = self._images * window.filters * ceil(window.lists[0] / band) / together
             pieces = window.filters // self._unit if self._by_filters else 1
             partials = 1 if self._by_filters else min(window.images, _PARTIALS)
-            rest = _RELAY * image * pieces + _WEIGHT * self._filters * window.weights_row * partials
+            rest = _RELAY * image * pieces * window.relaid
+            rest += _WEIGHT * self._filters * window.weights_row * partials
         tiles = ceil(vectors / kernels.most_sums())
-        spread = which == "backward_weights" and window.form == "spread"
-        entry = _ADD * vectors + (_SPREAD_ENTRY if spread else _ENTRY) * tiles
+        form = window.form if which == "backward_weights" else "blocks"
+        entry = (_SPREAD_ENTRY if form == "spread" else _ENTRY) * tiles
+        entry += (_CROSSING_ADD if form == "runs" else _ADD) * vectors
         entries = min((1 - zeros) * gradients, listed)
         return _ELEMENT * listed + entries * entry + lists * tiles * _LIST + rest
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import gcd, prod
 from typing import ClassVar, TypeVar
 
@@ -258,14 +259,14 @@ class Convolution(Layer):
         sparse = [
             Candidate(
                 "sparse",
-                lambda layer, operands: getattr(self._sparse(), which)(operands),
+                lambda layer, operands: getattr(self._sparse(which), which)(operands),
                 lambda layer: self._refuse_sparse(which),
             )
         ]
         if which == "backward_weights":
             routed = Candidate(
                 "sparse_routed",
-                lambda layer, operands: self._sparse(routed=True).backward_weights(operands),
+                lambda layer, operands: self._sparse_routed().backward_weights(operands),
                 lambda layer: self._refuse_routed(),
                 self._routed_layouts(),
                 routed=True,
@@ -289,10 +290,34 @@ class Convolution(Layer):
         ]
         return dense if which == "forward" else [*sparse, *dense]
 
-    def _sparse(self, routed: bool = False) -> Sparse:
+    def _sparse(self, which: str) -> Sparse | Phased:
+        """Return what skips zeros, over phases of the images where that should be faster."""
+        plain = Sparse(self._window, self.node.param.convolution_param.bias_term, self.zeros)
+        rows, columns = self._axes
+        if not 1 < rows.stride == columns.stride or rows.kernel != columns.kernel:
+            return plain
+        phases = self._phases(self._phase_taps)
+        window = replace(
+            plain.window,
+            channels=phases.filters[1],
+            size=(phases.images[2], phases.images[3]),
+            kernel=(phases.taps, phases.taps),
+            stride=(1, 1),
+            pad=(0, 0),
+        )
+        ways: list[Sparse | Phased] = [plain, Phased(phases, replace(plain, window=window))]
+        return min(ways, key=lambda way: way.cost(which))
+
+    def _sparse_routed(self) -> Sparse:
+        window = replace(self._window, pooled=self._pooled())
+        return Sparse(window, self.node.param.convolution_param.bias_term, self.zeros)
+
+    @property
+    def _window(self) -> Window:
+        """The shapes of a convolution over two spatial axes."""
         rows, columns = self._axes
         groups = self.node.param.convolution_param.group
-        window = Window(
+        return Window(
             images=self._samples,
             channels=self._channels // groups,
             filters=self.node.param.convolution_param.num_output // groups,
@@ -301,10 +326,8 @@ class Convolution(Layer):
             kernel=(rows.kernel, columns.kernel),
             stride=(rows.stride, columns.stride),
             pad=(rows.pad, columns.pad),
-            pooled=self._pooled() if routed else None,
             groups=groups,
         )
-        return Sparse(window, self.node.param.convolution_param.bias_term)
 
     def _pooled(self) -> Pooled | None:
         """Return the shapes of a maximum pooling that alone reads the top, and has a route."""
@@ -322,10 +345,10 @@ class Convolution(Layer):
     def _refuse_routed(self) -> str | None:
         if self._pooled() is None:
             return "serves where maximum pooling alone reads the top"
-        return self._serves_sparse() or self._slower_sparse("backward_weights", routed=True)
+        return self._serves_sparse() or self._slower("backward_weights", self._sparse_routed())
 
     def _refuse_sparse(self, which: str) -> str | None:
-        return self._serves_sparse() or self._slower_sparse(which, routed=False)
+        return self._serves_sparse() or self._slower(which, self._sparse(which))
 
     def _serves_sparse(self) -> str | None:
         if len(self._axes) != 2 or any(axis.dilation != 1 for axis in self._axes):
@@ -334,13 +357,14 @@ class Convolution(Layer):
             return f"serves kernels of up to {most_sums()} columns"
         return None
 
-    def _slower_sparse(self, which: str, routed: bool) -> str | None:
+    def _slower(self, which: str, sparse: Sparse | Phased) -> str | None:
+        """Return by how much skipping zeros should be slower than the dense kernels, if it is."""
         dense = [self._sample_cost * self._samples]
         if self._refuse_winograd(which) is None:
             dense.append(self._winograd().cost(which))
         if self._refuse_direct(which, pixel_lanes=False) is None:
             dense.append(self._direct(pixel_lanes=False).cost(which))
-        share = self._sparse(routed).cost(which, self.zeros) / min(dense)
+        share = sparse.cost(which) / min(dense)
         if share >= 1:
             return Slower(f"would take {share:.1f} times as long at {self.zeros:.0%} zeros in dy")
         return None

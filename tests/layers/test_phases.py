@@ -1,6 +1,6 @@
 import pytest
 
-from cgdnn.layers import _winograd
+from cgdnn.layers import _sparse, _winograd
 from cgdnn.layers._base import Candidate
 from cgdnn.layers.convolution import Convolution
 from tests.layers.contract import Trial, check_accumulation, check_cutting, check_gradients
@@ -17,17 +17,21 @@ MADE = [
 every_case = pytest.mark.parametrize("made", MADE, ids=str)
 
 
-@pytest.fixture
-def _by_phases(monkeypatch):
-    """Let Convolution use Winograd's algorithm wherever it serves, whatever it costs."""
+@pytest.fixture(params=["winograd", "sparse"])
+def _by_phases(request, monkeypatch):
+    """Let Convolution use Winograd's algorithm, or skip zeros, over phases, whatever that costs."""
     plain = Convolution.candidates
 
     def candidates(layer: Convolution, which: str) -> list[Candidate]:
-        (found,) = (c for c in plain(layer, which) if c.name == "winograd")
+        name = "winograd" if which == "forward" else request.param
+        (found,) = (c for c in plain(layer, which) if c.name == name)
         assert found.serves(layer)
         return [Candidate(found.name, found.steps)]
 
     monkeypatch.setattr(Convolution, "candidates", candidates)
+    monkeypatch.setattr(
+        _sparse.Sparse, "_cost", lambda self, which, zeros: 1e6 * self.window.stride[0]
+    )
 
 
 @pytest.mark.usefixtures("_by_phases")
@@ -40,6 +44,7 @@ def test_all_passes(made):
 
 @pytest.mark.usefixtures("_by_phases")
 def test_gradients_of_filters_from_all_images(monkeypatch):
+    monkeypatch.setattr(_sparse, "_MOST_PARTIAL", 0)
     monkeypatch.setattr(_winograd, "_MOST_PARTIAL", 0)
     monkeypatch.setattr(_winograd, "_LEAST_TOGETHER", 1)
     for made in MADE:

@@ -29,7 +29,7 @@ def _sparse_kernels(monkeypatch):
         return [replace(found["sparse"], refuse=lambda layer: None)]
 
     monkeypatch.setattr(Convolution, "candidates", candidates)
-    monkeypatch.setattr(_sparse.Sparse, "cost", lambda self, which, zeros: 1e6)
+    monkeypatch.setattr(_sparse.Sparse, "_cost", lambda self, which, zeros: 1e6)
 
 
 @pytest.mark.usefixtures("_sparse_kernels")
