@@ -17,6 +17,11 @@ vectors.
 * Weight gradients behind max pooling (`backward_weights_routed`): of a window of 2 x 2 outputs only
   the maximum has a gradient. Two masks select for each lane the vectors of x that it meets, so that
   a tap takes one product instead of four.
+* Data gradients behind max pooling (`backward_data_routed`): the masks select for each lane the
+  weight through which a place of dx meets the maximum. A tile is some of the places that the
+  outputs of a window meet, of one channel, and runs over the filters. With 5 x 5 taps, 36 products
+  and 44 selections take the place of 100 products; a cycle has room for four of them, but for two
+  products.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial, reduce
 from itertools import product
 from math import prod
 from typing import Any
@@ -51,10 +56,14 @@ _LATENCY = 4
 _POOLED = 2
 """Rows and columns of the windows that are pooled, or whose gradients are routed, and their
 distance."""
+_GATHERED_FILTERS = 64
+"""Filters whose routed gradients are gathered in the first cache for all channels of dx."""
 _MOST_COLUMNS = 64
 """Most outputs of a row that are pooled in the first cache."""
 _PRODUCT, _ROUTED_PRODUCT = 0.128, 0.33
 """Nanoseconds of a product of vectors, measured at each width; of one behind selections."""
+_A_CYCLE = 5
+"""Vectors that are multiplied, selected or loaded in a cycle where a maximum has the gradient."""
 _MAXIMUM = 1.1
 """Nanoseconds of a vector of maxima of values in the first cache."""
 _FETCH = 0.5
@@ -598,6 +607,27 @@ def _routed_tile(window: Window) -> tuple[int, int, int]:
     return (1, *min(fit, key=cycles))
 
 
+def _every(e: Emitter, value: int) -> Any:
+    """Return a vector of int32 with the constant `value` in every lane."""
+    return ir.Constant(ir.VectorType(ir.IntType(32), e.lanes), [value] * e.lanes)
+
+
+def _add_to(e: Emitter, slot: Any, value: Any) -> None:
+    e.builder.store(e.builder.add(e.builder.load(slot), value), slot)
+
+
+def _masks(e: Emitter, places: Any, second: Any, width: int) -> tuple[Any, Any]:
+    """Return which of the places in windows are in the second row, and in the second column.
+
+    The second row begins at the place `second`; rows have `width` places.
+    """
+    is_lower = e.builder.icmp_signed(">=", places, second)
+    is_right = e.builder.icmp_signed("!=", e.builder.and_(places, _every(e, 1)), _every(e, 0))
+    if width % 2:  # odd places have an odd row or an odd column
+        is_right = e.builder.xor(is_right, is_lower)
+    return is_lower, is_right
+
+
 def _selected(e: Emitter, mask: Any, values: list[Any]) -> Any:
     """Return the one value, or the second of two where `mask` is on; None stands for zeros."""
     if all(value is None for value in values):
@@ -621,10 +651,6 @@ def backward_weights_routed(window: Window) -> Kernel:
 
     def add(e, sums, block, x, dy, places):  # type: ignore[no-untyped-def]
         build, number, place = e.builder, e.integer, PLACE
-        kind = ir.VectorType(ir.IntType(32), e.lanes)
-
-        def every(value):  # type: ignore[no-untyped-def]
-            return ir.Constant(kind, [value] * e.lanes)
 
         def add_window(line, run, x_t, value, is_lower, is_right):  # type: ignore[no-untyped-def]
             """Add the products of one gradient in each lane."""
@@ -650,20 +676,17 @@ def backward_weights_routed(window: Window) -> Kernel:
         x_row, dy_row = columns.size * place, len(across) * place
         x_0 = e.at(x, number(-rows.pad * x_row - columns.pad * place))
         lines, runs = _runs(rows, down, block.rows), _runs(columns, across, block.columns)
-        second = e.variable(every(columns.output))  # where the second row of the windows begins
+        second = e.variable(_every(e, columns.output))
         whole = [(pointer, dy_row, _POOLED) for pointer in (dy, places)]
         for line, (x_r, *of_line) in _walk(e, lines, (x_0, x_row, 1), *whole):
             parts = [(pointer, place, _POOLED) for pointer in of_line]
             for run, (x_t, dy_t, places_t) in _walk(e, runs, (x_r, place, 1), *parts):
-                value, where = e.load(dy_t), e.load_integers(places_t)
-                is_lower = build.icmp_signed(">=", where, build.load(second))
-                is_right = build.icmp_signed("!=", build.and_(where, every(1)), every(0))
-                if columns.output % 2:  # odd places have an odd row or an odd column
-                    is_right = build.xor(is_right, is_lower)
+                value = e.load(dy_t)
+                masks = _masks(e, e.load_integers(places_t), build.load(second), columns.output)
                 for total in sums.outputs:
                     build.store(build.fadd(build.load(total), value), total)
-                add_window(line, run, x_t, value, is_lower, is_right)
-            build.store(build.add(build.load(second), every(_POOLED * columns.output)), second)
+                add_window(line, run, x_t, value, *masks)
+            _add_to(e, second, _every(e, _POOLED * columns.output))
 
     gradients = _gradients(window, _routed_tile(window), len(down) * len(across), add)
 
@@ -675,6 +698,198 @@ def backward_weights_routed(window: Window) -> Kernel:
     function.__name__ = _name("backward_weights_routed", window)
     arrays = array(5), array(5), array(5, "int32"), array(2), array(2)
     return kernel(*arrays, INT, INT, INT, INT)(function)
+
+
+@dataclass(frozen=True)
+class _Spot:
+    """A row or column of dx that outputs of a window meet.
+
+    Attributes
+    ----------
+    place : int
+        From the first one on.
+    taps : tuple of (int or None)
+        The tap by which each output of the window meets it.
+    """
+
+    place: int
+    taps: tuple[int | None, ...]
+
+    @property
+    def first_alone(self) -> bool:
+        """Whether there are two outputs and only the first one meets it."""
+        return self.taps[1:] == (None,)
+
+    @property
+    def second_alone(self) -> bool:
+        """Whether only the second output meets it."""
+        return self.taps[0] is None
+
+    def chosen(self, e: Emitter, is_second: Any, of_tap: Any) -> Any:
+        """Return what `of_tap` gives for the tap of each lane; anything where it has none."""
+        values = [of_tap(tap) for tap in self.taps if tap is not None]
+        return values[0] if len(values) == 1 else e.builder.select(is_second, *reversed(values))
+
+
+def _spots(run: _Run) -> list[_Spot]:
+    """Return the rows, or columns, of dx that the outputs of a window meet."""
+    return [
+        _Spot(
+            place,
+            tuple(place - i if (i, place - i) in run.meets else None for i in range(run.size)),
+        )
+        for place in sorted({i + tap for i, tap in run.meets})
+    ]
+
+
+def _spread_cycles(window: Window, most_rows: int, most_columns: int) -> float:
+    """Return the estimated cycles of a routed gradient, in tiles of at most this size."""
+    axes = []
+    for taps, most in ((window.rows.kernel, most_rows), (window.columns.kernel, most_columns)):
+        spots = _spots(_Run(0, _POOLED, 1, tuple(product(range(_POOLED), range(taps)))))
+        axes.append([spots[part.start : part.stop] for part in _ranges(len(spots), most)])
+    cycles = 0.0
+    for tile in product(*axes):
+        size = prod(map(len, tile))
+        rows, columns = ({tap for spot in spots for tap in spot.taps} - {None} for spots in tile)
+        down, across = (sum(None not in spot.taps for spot in spots) for spots in tile)
+        # Products, selections from two rows and from two columns; weights, gradients; both masks.
+        operations = size + down * len(tile[1]) + len(rows) * across + 2
+        loads = len(rows) * len(columns) + 5
+        cycles += (operations + loads) / _A_CYCLE
+    return cycles
+
+
+@cache
+def _spread_tile(window: Window) -> tuple[int, int]:
+    """Return the most rows and columns of dx in a tile of the routed data gradient."""
+    tiles = product(range(1, window.rows.kernel + 2), range(1, window.columns.kernel + 2))
+    # Registers hold the sums, two rows of selected weights, and six more.
+    fit = [(r, k) for r, k in tiles if r * k + 2 * k + 6 <= _registers()]
+    return min(fit, key=lambda tile: _spread_cycles(window, *tile))
+
+
+@cache
+def backward_data_routed(window: Window) -> Kernel:
+    """Return the kernel that sets dx from the gradients behind max pooling.
+
+    The pooling has windows of 2 x 2 at a distance of 2, and no padding. The arguments are those of
+    `backward_data`, but in place of dy::
+
+        dy : array (N / L, Co, PH, PW, L)
+        places : int32 array of the same shape    where it goes: row * OW + column, in its window
+    """
+    rows, columns = window.rows, window.columns
+    down, across = _pooled(rows.output), _pooled(columns.output)
+    most_rows, most_columns = _spread_tile(window)
+    w_filter = window.channels * window.taps
+    x_row, y_row = columns.size * PLACE, len(across) * PLACE
+    x_plane, y_plane = rows.size * x_row, len(down) * y_row
+    panels = _shares(window.filters, _GATHERED_FILTERS)
+
+    @emitted
+    def planes(e, dy, places, dy_start, w, dx, dx_start):  # type: ignore[no-untyped-def]
+        build, number, place = e.builder, e.integer, PLACE
+        dy, places, dx = e.at(dy, dy_start), e.at(places, dy_start), e.at(dx, dx_start)
+        # Of each filter the gradients of a window, whole and without those of its second column,
+        # twice: whole and without those of its second row. Then the masks of both.
+        values = build.bitcast(e.vectors(4 * panels[0]), dy.type)
+        mask_vectors = -(-2 * e.mask_bytes * panels[0] // machine.vector_bytes())
+        masks = build.bitcast(e.vectors(mask_vectors), ir.IntType(8).as_pointer())
+        gathered = (values, number(4 * e.lanes)), (masks, number(2 * e.mask_bytes))
+
+        def gather(count, dy_t, places_t, second):  # type: ignore[no-untyped-def]
+            """Gather the gradients of a window of `count` filters."""
+            sources = (dy_t, number(y_plane)), (places_t, number(y_plane))
+            with e.sweep(count, *sources, *gathered) as (dy_o, places_o, value, mask):
+                whole, where = e.load(dy_o), e.load_integers(places_o)
+                is_lower, is_right = _masks(e, where, second, columns.output)
+                for i, row in enumerate((whole, build.select(is_lower, e.zero(), whole))):
+                    for j, part in enumerate((row, build.select(is_right, e.zero(), row))):
+                        e.store(part, e.at(value, number((2 * i + j) * e.lanes)))
+                e.store_mask(is_lower, mask)
+                e.store_mask(is_right, e.at(mask, number(e.mask_bytes)))
+
+        def add_gradients(sums, w_o, value, mask):  # type: ignore[no-untyped-def]
+            """Add the products of the gathered gradients of a filter."""
+            is_lower, is_right = e.load_mask(mask), e.load_mask(e.at(mask, number(e.mask_bytes)))
+            chosen: dict[tuple[int, int], Any] = {}
+
+            def choose(row, spot):  # type: ignore[no-untyped-def]
+                """Return for each lane the weight in this row by which it meets a column."""
+                if (row, spot.place) not in chosen:
+
+                    def weight(tap):  # type: ignore[no-untyped-def]
+                        at = number(row * columns.kernel + tap)
+                        return e.splat(e.scalar(e.at(w_o, at)))
+
+                    chosen[row, spot.place] = spot.chosen(e, is_right, weight)
+                return chosen[row, spot.place]
+
+            for (line, spot), slot in sums.items():
+                weight = line.chosen(e, is_lower, partial(choose, spot=spot))
+                part = 2 * line.first_alone + spot.first_alone
+                gradient = e.load(e.at(value, number(part * e.lanes)))
+                added = e.multiply_add(weight, gradient, build.load(slot))
+                # Gradients of the second row or column must not meet others: they may be NaN.
+                meets = [m for m, s in ((is_lower, line), (is_right, spot)) if s.second_alone]
+                if meets:
+                    both = reduce(build.and_, meets)
+                    added = build.select(both, added, build.load(slot))
+                build.store(added, slot)
+
+        def tile(count, spots, w_c, dx_c):  # type: ignore[no-untyped-def]
+            """Add the gradients of `count` filters to some places of a channel of dx."""
+            targets = {
+                (line, spot): e.at(dx_c, number(line.place * x_row + spot.place * place))
+                for line, spot in spots
+            }
+            sums = {key: e.variable(e.load(target)) for key, target in targets.items()}
+            e.free_registers()
+            with e.sweep(count, (w_c, number(w_filter)), *gathered) as (w_o, value, mask):
+                add_gradients(sums, w_o, value, mask)
+            for key, target in targets.items():
+                e.store(build.load(sums[key]), target)
+
+        def tiles(count, line, run, w_p, x_t):  # type: ignore[no-untyped-def]
+            """Add the gathered gradients of `count` filters to all channels of dx."""
+            down, across = _spots(line), _spots(run)
+            planes = (w_p, number(window.taps)), (x_t, number(x_plane))
+            with e.sweep(number(window.channels), *planes) as (w_c, dx_c):
+                for i in _ranges(len(down), most_rows):
+                    for j in _ranges(len(across), most_columns):
+                        spots = product(down[i.start : i.stop], across[j.start : j.stop])
+                        tile(count, list(spots), w_c, dx_c)
+
+        values_of_dx = number(window.channels * rows.size * columns.size)
+        with e.sweep(values_of_dx, (dx, number(place))) as (at,):
+            e.store(e.zero(), at)
+        x_0 = e.at(dx, number(-rows.pad * x_row - columns.pad * place))
+        lines = _runs(rows, down, range(rows.kernel))
+        runs = _runs(columns, across, range(columns.kernel))
+        for first, size, panel_count in _counted(panels):
+            starts = [
+                (e.at(pointer, number(first * step)), number(size * step))
+                for pointer, step in ((dy, y_plane), (places, y_plane), (w, w_filter))
+            ]
+            with _each(e, panel_count, *starts) as (dy_p, places_p, w_p):
+                second = e.variable(_every(e, columns.output))
+                whole = [(pointer, y_row, _POOLED) for pointer in (dy_p, places_p)]
+                for line, (x_r, *of_line) in _walk(e, lines, (x_0, x_row, 1), *whole):
+                    parts = [(pointer, place, _POOLED) for pointer in of_line]
+                    for run, (x_t, dy_t, places_t) in _walk(e, runs, (x_r, place, 1), *parts):
+                        gather(number(size), dy_t, places_t, build.load(second))
+                        tiles(number(size), line, run, w_p, x_t)
+                    _add_to(e, second, _every(e, _POOLED * columns.output))
+
+    def function(dy, places, w, dx, begin, end):  # type: ignore[no-untyped-def]
+        dy_group, dx_group = dy.size // dy.shape[0], dx.size // dx.shape[0]
+        for g in range(begin, end):
+            for lane in range(0, dy.shape[4], lanes_of(dy)):
+                planes(dy, places, g * dy_group + lane, w, dx, g * dx_group + lane)
+
+    function.__name__ = _name("backward_data_routed", window)
+    return kernel(array(5), array(5, "int32"), array(4), array(5), INT, INT)(function)
 
 
 def _products(window: Window) -> int:
@@ -704,9 +919,16 @@ def gradients_cost(window: Window) -> float:
     return max(_PRODUCT * _products(window), fetched) / PLACE
 
 
-def routed_cost(window: Window) -> float:
+def routed_weights_cost(window: Window) -> float:
     """Return the estimated nanoseconds of an image in `backward_weights_routed` on one core."""
     return _ROUTED_PRODUCT * _products(window) / _POOLED**2 / PLACE
+
+
+def routed_data_cost(window: Window) -> float:
+    """Return the estimated nanoseconds of an image in `backward_data_routed` on one core."""
+    windows = len(_pooled(window.rows.output)) * len(_pooled(window.columns.output))
+    cycles = _spread_cycles(window, *_spread_tile(window))
+    return 2 * _PRODUCT * cycles * window.channels * window.filters * windows / PLACE
 
 
 def _name(what: str, window: Window) -> str:

@@ -301,6 +301,28 @@ class Emitter:
             [value, place, ir.Constant(_I32, size), mask],
         )
 
+    @property
+    def mask_bytes(self) -> int:
+        """Bytes of a mask of all lanes in memory: a bit each."""
+        return max(1, self.lanes // 8)
+
+    def load_mask(self, pointer: Any) -> Any:
+        """Load a mask of all lanes that `store_mask` has written."""
+        bits = ir.IntType(8 * self.mask_bytes)
+        number = self.builder.load(self.builder.bitcast(pointer, bits.as_pointer()))
+        number.align = 1
+        if self.lanes < bits.width:
+            number = self.builder.trunc(number, ir.IntType(self.lanes))
+        return self.builder.bitcast(number, ir.VectorType(ir.IntType(1), self.lanes))
+
+    def store_mask(self, mask: Any, pointer: Any) -> None:
+        """Store a mask of all lanes as `mask_bytes` bytes."""
+        bits = ir.IntType(8 * self.mask_bytes)
+        number = self.builder.bitcast(mask, ir.IntType(self.lanes))
+        if self.lanes < bits.width:
+            number = self.builder.zext(number, bits)
+        self.builder.store(number, self.builder.bitcast(pointer, bits.as_pointer())).align = 1
+
     def on_lines(self, pointer: Any, row: Any, columns: Any) -> Any:
         """Tell whether vectors fill `columns`, and all fall on multiples of their size."""
         build, lanes = self.builder, self.integer(self.lanes)

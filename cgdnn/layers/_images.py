@@ -106,10 +106,11 @@ class DirectImages(_Images):
         each = direct.gradients_cost if weights else direct.outputs_cost
         return lanes() * each(self.window)
 
-    @property
-    def routed_cost(self) -> float:
-        """The same of the weight gradient behind maximum pooling."""
-        return lanes() * direct.routed_cost(self.window)
+    def routed_cost(self, which: str) -> float:
+        """Return the same of a backward pass behind maximum pooling."""
+        weights = which == "backward_weights"
+        each = direct.routed_weights_cost if weights else direct.routed_data_cost
+        return lanes() * each(self.window)
 
     def forward(self, operands: Operands) -> list[Step]:
         """Return a step over groups of images for each bottom."""
@@ -172,12 +173,25 @@ class DirectImages(_Images):
             steps += self._summed(operands, x, [read(dy, self._top)], kernel, cost)
         return steps
 
-    def routed(self, operands: Operands) -> list[Step]:
+    def routed_data(self, operands: Operands) -> list[Step]:
+        """Return the step of the data gradient from the gradients behind maximum pooling."""
+        arguments = [
+            *self._routed(operands),
+            read_all(operands.param[0], self._weights),
+            write(operands.bottom_diff[0], self._bottom),
+        ]
+        kernel = direct.backward_data_routed(self.window)
+        return [self._step(kernel, [*arguments, BEGIN, END], self.routed_cost("backward_data"))]
+
+    def routed_weights(self, operands: Operands) -> list[Step]:
         """Return the steps of the weight gradient from the gradients behind maximum pooling."""
-        assert operands.routed is not None
-        gradients = [read(buffer, self._pooled_top) for buffer in operands.routed]
         kernel = direct.backward_weights_routed(self.window)
-        return self._summed(operands, operands.bottom[0], gradients, kernel, self.routed_cost)
+        cost = self.routed_cost("backward_weights")
+        return self._summed(operands, operands.bottom[0], self._routed(operands), kernel, cost)
+
+    def _routed(self, operands: Operands) -> list[Use]:
+        assert operands.routed is not None, "the plan gives them to a routed candidate"
+        return [read(buffer, self._pooled_top) for buffer in operands.routed]
 
     def _summed(
         self,

@@ -450,11 +450,12 @@ class Convolution(Layer):
                 layouts,
             ),
         ]
-        if which == "backward_weights":
+        if which != "forward":
+            steps = "routed_data" if which == "backward_data" else "routed_weights"
             routed = Candidate(
                 "routed_images",
-                lambda layer, operands: self._images(DirectImages).routed(operands),
-                lambda layer: self._refuse_routed_images(),
+                lambda layer, operands: getattr(self._images(DirectImages), steps)(operands),
+                lambda layer: self._refuse_routed_images(which),
                 layouts,
                 routed=True,
             )
@@ -498,7 +499,7 @@ class Convolution(Layer):
         share = winograd.cost(which) / self._images(DirectImages).cost(which)
         return Slower(f"would take {share:.1f} times as long as directly") if share >= 1 else None
 
-    def _refuse_routed_images(self) -> str | None:
+    def _refuse_routed_images(self, which: str) -> str | None:
         reason = self._refuse_direct_images()
         if reason is not None:
             return reason
@@ -508,10 +509,13 @@ class Convolution(Layer):
         if reader.window != ((2, 2), (2, 2), (0, 0)):
             return "serves pooling windows of 2x2 with stride 2 and no padding"
         images = self._images(DirectImages)
-        share = images.routed_cost / self._images(WinogradImages).cost("backward_weights")
-        if share >= 1 and self._refuse_winograd_images("backward_weights") is None:
-            return Slower(f"would take {share:.1f} times as long as Winograd's algorithm")
-        return None
+        others = [(images.cost(which), "directly")]
+        if self._refuse_winograd_images(which) is None:
+            winograd = self._images(WinogradImages).cost(which)
+            others.append((winograd, "by Winograd's algorithm"))
+        least, how = min(others)
+        share = images.routed_cost(which) / least
+        return Slower(f"would take {share:.1f} times as long as {how}") if share >= 1 else None
 
     def _direct(self, pixel_lanes: bool) -> Direct | Phased:
         rows, columns = self._rows_and_columns

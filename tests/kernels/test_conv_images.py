@@ -24,6 +24,7 @@ SHAPES = {
     "full_window": (3, 6, 1, (7, 7, 0), (6, 6, 0)),
     "column": (2, 9, 1, (9, 5, 2), (1, 1, 0)),
     "bands": (70, 5, 1, (8, 3, 1), (40, 3, 1)),
+    "panels": (2, 131, 1, (4, 3, 0), (5, 3, 1)),
 }
 TOLERANCE = {"float32": 1e-4, "float64": 1e-11}
 
@@ -87,6 +88,19 @@ class Case:
     def routed(self, dy, places, **options):
         kernel = kernels.backward_weights_routed(self.window)
         return self.gradients(kernel, to_groups(dy), to_groups(places), **options)
+
+    def backward_data_routed(self, dy, places, begin, end):
+        dx = self.empty(self.x)
+        kernel = kernels.backward_data_routed(self.window)
+        kernel(to_groups(dy), to_groups(places), self.w, dx, begin, end)
+        return to_images(dx)
+
+    def dense(self, pooled, places):
+        """Return gradients of all outputs, those of `maxima` and zeros."""
+        dy = np.zeros((*self.dy.shape[:2], self.dy[0, 0].size), self.dtype)
+        flat = (*pooled.shape[:2], -1)
+        np.put_along_axis(dy, places.reshape(flat), pooled.reshape(flat), axis=2)
+        return dy.reshape(self.dy.shape)
 
     def maxima(self):
         """Return gradients of windows of 2 x 2 outputs, with places chosen in each."""
@@ -164,11 +178,23 @@ def test_backward_weights(case):
 
 def test_backward_weights_routed(case):
     pooled, places = case.maxima()
-    dy = np.zeros((*case.dy.shape[:2], case.dy[0, 0].size), case.dtype)
-    flat = (*pooled.shape[:2], -1)
-    np.put_along_axis(dy, places.reshape(flat), pooled.reshape(flat), axis=2)
     got = case.routed(pooled, places, pieces=case.groups)
-    case.near_gradients(got, dy.reshape(case.dy.shape))
+    case.near_gradients(got, case.dense(pooled, places))
+
+
+def test_backward_data_routed(case):
+    pooled, places = case.maxima()
+    want = np.empty(case.x.shape)
+    reference.backward_data(case.dense(pooled, places), case.w, want, case.tables, *case.last)
+    case.near(case.backward_data_routed(pooled, places, 0, case.groups), want)
+
+
+def test_a_piece_of_the_routed_data_gradient_writes_its_groups_only(dtype):
+    case = Case("plain", dtype)
+    maxima = case.maxima()
+    part = case.backward_data_routed(*maxima, 1, 2)
+    assert np.isnan(part[:LANES]).all()
+    np.testing.assert_array_equal(part[LANES:], case.backward_data_routed(*maxima, 0, 2)[LANES:])
 
 
 @pytest.mark.parametrize("name", ["forward", "backward_data"])
@@ -232,8 +258,21 @@ def test_only_what_maxima_meet_reaches_routed_gradients(dtype):
     np.testing.assert_array_equal(np.isnan(case.routed(pooled, places)[0][0]), want)
 
 
+@pytest.mark.parametrize("down", [0, 1])
+@pytest.mark.parametrize("right", [0, 1])
+def test_routed_nan_reaches_exactly_the_inputs_that_its_place_meets(dtype, down, right):
+    case = Case("pad", dtype)
+    pooled, places = case.maxima()
+    pooled[1, 2, 1, 2] = np.nan
+    places[1, 2, 1, 2] = (2 + down) * 6 + 4 + right
+    dx = np.isnan(case.backward_data_routed(pooled, places, 0, 1))
+    want = np.zeros(dx.shape, bool)
+    want[1, :, 1 + down : 4 + down, 3 + right : 6 + right] = True
+    np.testing.assert_array_equal(dx, want)
+
+
 def test_costs_count_what_meets_the_input():
     point = Window(1, 1, 1, Side(1, 1, 1, 0, 1), Side(1, 1, 1, 0, 1))
     padded = Window(1, 4, 33, Side(6, 3, 1, 1, 1), Side(6, 3, 1, 1, 1))
-    for cost in kernels.outputs_cost, kernels.routed_cost:
+    for cost in kernels.outputs_cost, kernels.routed_weights_cost:
         assert cost(padded) == pytest.approx(4 * 33 * 16 * 16 * cost(point))

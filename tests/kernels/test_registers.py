@@ -18,6 +18,7 @@ TILES = [
     "cgdnn.kernels.conv_direct.conv_direct_backward_weights",
     "cgdnn.kernels.conv_images.forward(WINDOW)",
     "cgdnn.kernels.conv_images.backward_data(WINDOW)",
+    "cgdnn.kernels.conv_images.backward_data_routed(WINDOW)",
     "cgdnn.kernels.conv_images.backward_weights(WINDOW)",
     "cgdnn.kernels.conv_images.backward_weights_routed(WINDOW)",
     "cgdnn.kernels.conv_unfold.conv_forward_unfold",

@@ -119,6 +119,27 @@ def test_weight_gradient_from_pooled_gradients_with_channels_in_lanes(monkeypatc
         agree(diff, other, name, 1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gradients_from_pooled_ones_with_images_in_lanes(monkeypatch, dtype):
+    options = {"threads": 1, "exact": True, "dtype": dtype}
+    plain, net = (made(monkeypatch, which, **options) for which in (NCHW, IMAGE_LANE))
+    routed = {f"conv1.{which}": "routed_images" for which in ("backward_weights", "backward_data")}
+    with monkeypatch.context() as patch:
+        patch.setattr(arrange.Arrangement, "best", keeping_to(IMAGE_LANE))
+        net.choose_kernels({}, forced=routed)
+    assert routed.items() <= net.lowering.chosen_names().items()
+    for one in (plain, net):
+        one.run(("forward", "backward"))
+    close = 1e-4 if dtype == "float32" else 1e-12
+    agree(net.blobs["x"].diff, plain.blobs["x"].diff, "diff of x", close)
+    kept = list(gradients(net))
+    for (name, diff), (_, other) in zip(kept, gradients(plain), strict=True):
+        agree(diff, other, name, close)
+    net.run(("forward", "backward"), lend=True)
+    for (name, diff), (_, other) in zip(kept, gradients(net), strict=True):
+        np.testing.assert_array_equal(diff, other, err_msg=name)
+
+
 def test_same_bits_with_lent_memory_and_any_number_of_threads(monkeypatch, layout):
     found = []
     for threads, lend in ((1, False), (3, True), (8, False)):
