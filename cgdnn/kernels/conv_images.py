@@ -15,8 +15,8 @@ vectors.
   a few. It runs over the outputs of all images of a piece, some neighbours at a time: each vector
   of x meets all of them that it is a tap of. Lanes are added at the end.
 * Weight gradients behind max pooling (`backward_weights_routed`): of a window of 2 x 2 outputs only
-  the maximum has a gradient. Two masks select for each lane the vectors of x that it meets, so that
-  a tap takes one product instead of four.
+  the maximum has a gradient. Two masks, made once for all channels, select for each lane the
+  vectors of x that it meets, so that a tap takes one product instead of four.
 * Data gradients behind max pooling (`backward_data_routed`): the masks select for each lane the
   weight through which a place of dx meets the maximum. A tile is some of the places that the
   outputs of a window meet, of one channel, and runs over the filters. With 5 x 5 taps, 36 products
@@ -37,7 +37,7 @@ from typing import Any
 from llvmlite import ir
 
 from cgdnn import machine
-from cgdnn.kernels._jit import INT, Kernel, array, kernel
+from cgdnn.kernels._jit import INT, Kernel, array, kernel, scratch
 from cgdnn.kernels.pool_lanes import store_maximum
 from cgdnn.kernels.reorder import PLACE
 from cgdnn.kernels.stencil import Side, Window
@@ -58,9 +58,11 @@ _POOLED = 2
 distance."""
 _GATHERED_FILTERS = 64
 """Filters whose routed gradients are gathered in the first cache for all channels of dx."""
+_MASKS = 2
+"""Masks of a place in a window: whether it is in the second row, and in the second column."""
 _MOST_COLUMNS = 64
 """Most outputs of a row that are pooled in the first cache."""
-_PRODUCT, _ROUTED_PRODUCT = 0.128, 0.33
+_PRODUCT, _ROUTED_PRODUCT = 0.128, 0.3
 """Nanoseconds of a product of vectors, measured at each width; of one behind selections."""
 _A_CYCLE = 5
 """Vectors that are multiplied, selected or loaded in a cycle where a maximum has the gradient."""
@@ -447,7 +449,19 @@ class _Sums:
     outputs: list[Any]
 
 
-def _gradients(window: Window, most: tuple[int, int, int], planes: int, add: Any) -> Any:
+def _mask_steps(e: Emitter, windows: int) -> tuple[int, int, int]:
+    """Return how far apart the masks of gathered places lie, in bytes.
+
+    Those of two filters of a panel, of two parts of the lanes, and of two groups of images.
+    """
+    filter_ = windows * _MASKS * e.mask_bytes
+    part = _HELD_FILTERS * filter_
+    return filter_, part, part * (PLACE // e.lanes)
+
+
+def _gradients(
+    window: Window, most: tuple[int, int, int], planes: int, add: Any, gather: Any = None
+) -> Any:
     """Return a function that computes the gradients from some groups of images.
 
     Parameters
@@ -458,15 +472,21 @@ def _gradients(window: Window, most: tuple[int, int, int], planes: int, add: Any
     planes : int
         Vectors in a plane of dy.
     add : function
-        Emits what adds to the sums of a tile from the planes of one group of images.
+        Emits what adds to the sums of a tile from the planes of one group of images, and from the
+        masks of its filters.
+    gather : function, optional
+        Emits what sets the masks of some filters of all groups of images.
     """
     filters, depth = window.filters, window.channels * window.taps
     blocks = _blocks(window, *most[1:])
     plane = window.rows.size * window.columns.size
 
     @emitted
-    def gradients(e, x, dy, places, dw, dw_start, db, db_start, has_bias, begin, end):  # type: ignore[no-untyped-def]
+    def gradients(  # type: ignore[no-untyped-def]
+        e, x, dy, places, masks, dw, dw_start, db, db_start, has_bias, begin, end
+    ):  # fmt: skip
         build, place = e.builder, PLACE
+        mask_filter, mask_part, mask_group = _mask_steps(e, planes)
         x_group, dy_group = window.channels * plane * place, filters * planes * place
         x = e.at(x, build.mul(begin, e.integer(x_group)))
         dy = e.at(dy, build.mul(begin, e.integer(dy_group)))
@@ -474,10 +494,12 @@ def _gradients(window: Window, most: tuple[int, int, int], planes: int, add: Any
         dw, db = e.at(dw, dw_start), e.at(db, db_start)
         groups = build.sub(end, begin)
 
-        def tile(o, c, count, block, biased):  # type: ignore[no-untyped-def]
-            """Set the gradients of `count` filters from o on, of channel c, and with them db."""
+        def tile(o, within, c, count, block, biased):  # type: ignore[no-untyped-def]
+            """Set the gradients of `count` filters from o on, of channel c, and with them db.
+
+            They are the ones from number `within` on of those whose masks are gathered.
+            """
             x_c = e.at(x, build.mul(c, e.integer(plane * place)))
-            first = build.mul(o, e.integer(planes * place))
             sums = _Sums(
                 [
                     {tap: e.variable(e.zero()) for tap in product(block.rows, block.columns)}
@@ -486,17 +508,12 @@ def _gradients(window: Window, most: tuple[int, int, int], planes: int, add: Any
                 [e.variable(e.zero()) for _ in range(count)] if biased else [],
             )
             e.free_registers()
-            moving = [
-                (pointer, e.integer(group))
-                for pointer, group in (
-                    (x_c, x_group),
-                    (e.at(dy, first), dy_group),
-                    (e.at(places, first), dy_group),
-                )
-            ]
-            with e.sweep(groups, *moving) as images:
-                parts = ((pointer, e.integer(e.lanes)) for pointer in images)
-                with _each(e, place // e.lanes, *parts) as pointers:
+            dy_o = e.at(dy, build.mul(o, e.integer(planes * place)))
+            masks_o = e.at(masks, build.mul(within, e.integer(mask_filter)))
+            moving = (x_c, x_group), (dy_o, dy_group), (masks_o, mask_group)
+            with e.sweep(groups, *((at, e.integer(step)) for at, step in moving)) as images:
+                steps = map(e.integer, (e.lanes, e.lanes, mask_part))
+                with _each(e, place // e.lanes, *zip(images, steps, strict=True)) as pointers:
                     add(e, sums, block, *pointers)
             w_c = e.at(dw, build.mul(o, e.integer(depth)), build.mul(c, e.integer(window.taps)))
             totals = [
@@ -514,9 +531,10 @@ def _gradients(window: Window, most: tuple[int, int, int], planes: int, add: Any
         def tiles(first, size, count, c, biased):  # type: ignore[no-untyped-def]
             """Set the gradients of `count` tiles of `size` filters, of channel c."""
             with e.loop(count) as t:
-                o = build.add(first, build.mul(t.index, e.integer(size)))
+                within = build.mul(t.index, e.integer(size))
                 for number, block in enumerate(blocks):
-                    tile(o, c, size, block, biased and number == 0)
+                    o = build.add(first, within)
+                    tile(o, within, c, size, block, biased and number == 0)
 
         # Some filters together: what they read of dy stays in the second cache.
         for first, size, count in _counted(_shares(filters, most[0])):
@@ -525,6 +543,10 @@ def _gradients(window: Window, most: tuple[int, int, int], planes: int, add: Any
                 t = build.mul(panel.index, e.integer(together))
                 left = e.smaller(build.sub(e.integer(count), t), e.integer(together))
                 o = build.add(e.integer(first), build.mul(t, e.integer(size)))
+                if gather is not None:
+                    start = build.mul(o, e.integer(planes * place))
+                    sources = [(e.at(at, start), dy_group) for at in (dy, places)]
+                    gather(e, groups, build.mul(left, e.integer(size)), sources, masks)
                 tiles(o, size, left, e.integer(0), True)
                 with e.loop(e.integer(window.channels - 1)) as others:
                     c = build.add(others.index, e.integer(1))
@@ -578,7 +600,7 @@ def backward_weights(window: Window) -> Kernel:
 
     def function(x, dy, dw, db, has_bias, piece, begin, end):  # type: ignore[no-untyped-def]
         gradients(
-            x, dy, dy, dw, piece * dw.shape[1], db, piece * db.shape[1], has_bias, begin, end,
+            x, dy, dy, dy, dw, piece * dw.shape[1], db, piece * db.shape[1], has_bias, begin, end,
         )  # fmt: skip
 
     function.__name__ = _name("backward_weights", window)
@@ -592,19 +614,25 @@ def _pooled(outputs: int) -> list[int]:
 
 
 def _routed_tile(window: Window) -> tuple[int, int, int]:
-    """Return the filters, and the most rows and columns of taps, of a routed gradient's tile."""
+    """Return the most filters, rows and columns of taps in a tile of a routed gradient."""
     rows, columns = window.rows.kernel, window.columns.kernel
 
-    def cycles(tile: tuple[int, int]) -> float:
-        shares = map(_shares, (rows, columns), tile)
-        return sum(
-            count * (((r + 1) * k + 2 * r * k) / 2 + 4) for (r, k), count in _combined(shares)
-        )
+    def cycles(tile: tuple[int, int, int]) -> float:
+        shares = map(_shares, (window.filters, rows, columns), tile)
+        total = 0.0
+        for (f, r, k), count in _combined(shares):
+            # Products, selections from two rows and from two columns, and masks; x and dy.
+            operations = f * (2 * r * k + (r + 1) * k + _MASKS)
+            loads = (r + 1) * (k + 1) + f * (1 + _MASKS)
+            total += count * (operations + loads)
+        return total
 
-    tiles = product(range(1, rows + 1), range(1, columns + 1))
-    # Registers hold the sums, two rows of selected vectors, and six more.
-    fit = [(r, k) for r, k in tiles if r * k + 2 * k + 6 <= _registers()]
-    return (1, *min(fit, key=cycles))
+    tiles = product((1, 2), range(1, rows + 1), range(1, columns + 1))
+    # Registers hold for each filter the sums, a row of selected vectors and the gradient, and,
+    # where masks have no registers of their own, these; and six more.
+    beside = 1 if _registers() == 32 else 1 + _MASKS
+    fit = [(f, r, k) for f, r, k in tiles if f * (r * k + k + beside) + 6 <= _registers()]
+    return min(fit, key=cycles)
 
 
 def _every(e: Emitter, value: int) -> Any:
@@ -636,6 +664,14 @@ def _selected(e: Emitter, mask: Any, values: list[Any]) -> Any:
     return vectors[0] if len(vectors) == 1 else e.builder.select(mask, vectors[1], vectors[0])
 
 
+def masks_scratch(window: Window, groups: int) -> int:
+    """Return the bytes of scratch of `backward_weights_routed` for so many groups of images."""
+    windows = len(_pooled(window.rows.output)) * len(_pooled(window.columns.output))
+    # Of a place a bit for each image, or, without registers of masks, a vector or two of float64.
+    each = PLACE // 8 if machine.vector_bytes() == 64 else 2 * machine.vector_bytes()
+    return groups * _HELD_FILTERS * windows * _MASKS * each
+
+
 @cache
 def backward_weights_routed(window: Window) -> Kernel:
     """Return the kernel that sets partial gradients from those behind max pooling.
@@ -645,17 +681,50 @@ def backward_weights_routed(window: Window) -> Kernel:
 
         dy : array (N / L, Co, PH, PW, L)
         places : int32 array of the same shape    where it goes: row * OW + column, in its window
+
+    and, behind db::
+
+        masks : scratch uint8 array (`masks_scratch`,)
     """
     rows, columns = window.rows, window.columns
     down, across = _pooled(rows.output), _pooled(columns.output)
+    windows = len(down) * len(across)
 
-    def add(e, sums, block, x, dy, places):  # type: ignore[no-untyped-def]
+    def gather(e, groups, count, sources, masks):  # type: ignore[no-untyped-def]
+        """Set the masks of `count` filters of some groups of images, and bring dy near."""
+        number, place = e.integer, PLACE
+        steps = _mask_steps(e, windows)
+        near = number(place), number(place), number(_MASKS * e.mask_bytes)
+
+        def moving(pointers, *by):  # type: ignore[no-untyped-def]
+            return zip(pointers, map(number, by), strict=True)
+
+        pointers = [*sources, (masks, steps[2])]
+        with (
+            e.sweep(groups, *((at, number(step)) for at, step in pointers)) as images,
+            _each(e, place // e.lanes, *moving(images, e.lanes, e.lanes, steps[1])) as parts,
+            e.sweep(count, *moving(parts, *[windows * place] * 2, steps[0])) as planes,
+        ):
+            second = e.variable(_every(e, columns.output))
+            line = [width * len(across) for width in (place, place, _MASKS * e.mask_bytes)]
+            with e.sweep(number(len(down)), *moving(planes, *line)) as row:
+                with e.sweep(number(len(across)), *zip(row, near, strict=True)) as one:
+                    dy_t, places_t, masks_t = one
+                    e.prefetch(dy_t)
+                    found = _masks(
+                        e, e.load_integers(places_t), e.builder.load(second), columns.output
+                    )
+                    for i, mask in enumerate(found):
+                        e.store_mask(mask, e.at(masks_t, number(i * e.mask_bytes)))
+                _add_to(e, second, _every(e, _POOLED * columns.output))
+
+    def add(e, sums, block, x, dy, masks):  # type: ignore[no-untyped-def]
         build, number, place = e.builder, e.integer, PLACE
 
-        def add_window(line, run, x_t, value, is_lower, is_right):  # type: ignore[no-untyped-def]
-            """Add the products of one gradient in each lane."""
+        def add_window(line, run, x_t, values, masks):  # type: ignore[no-untyped-def]
+            """Add the products of one gradient of each filter in each lane."""
             heights, widths = ({i + tap for i, tap in axis.meets} for axis in (line, run))
-            above: dict[int, Any] = {}
+            above: dict[tuple[int, int], Any] = {}
             for row in range(block.rows.start, block.rows.stop + line.size - 1):
                 tap = row - line.size + 1  # that meets this row and the one above
                 for column in block.columns:
@@ -665,38 +734,48 @@ def backward_weights_routed(window: Window) -> Kernel:
                         else None
                         for j in range(run.size)
                     ]
-                    here = _selected(e, is_right, near)
-                    if tap in block.rows:
-                        pair = [above[column], here] if line.size > 1 else [here]
-                        met = _selected(e, is_lower, pair)
-                        if met is not None:
-                            _add_product(e, met, value, sums.taps[0][tap, column])
-                    above[column] = here
+                    for f, (value, (is_lower, is_right)) in enumerate(
+                        zip(values, masks, strict=True)
+                    ):
+                        here = _selected(e, is_right, near)
+                        if tap in block.rows:
+                            pair = [above[f, column], here] if line.size > 1 else [here]
+                            met = _selected(e, is_lower, pair)
+                            if met is not None:
+                                _add_product(e, met, value, sums.taps[f][tap, column])
+                        above[f, column] = here
 
         x_row, dy_row = columns.size * place, len(across) * place
+        each = _MASKS * e.mask_bytes
         x_0 = e.at(x, number(-rows.pad * x_row - columns.pad * place))
         lines, runs = _runs(rows, down, block.rows), _runs(columns, across, block.columns)
-        second = e.variable(_every(e, columns.output))
-        whole = [(pointer, dy_row, _POOLED) for pointer in (dy, places)]
-        for line, (x_r, *of_line) in _walk(e, lines, (x_0, x_row, 1), *whole):
-            parts = [(pointer, place, _POOLED) for pointer in of_line]
-            for run, (x_t, dy_t, places_t) in _walk(e, runs, (x_r, place, 1), *parts):
-                value = e.load(dy_t)
-                masks = _masks(e, e.load_integers(places_t), build.load(second), columns.output)
-                for total in sums.outputs:
+        whole = (dy, dy_row, _POOLED), (masks, len(across) * each, _POOLED)
+        for line, (x_r, dy_r, masks_r) in _walk(e, lines, (x_0, x_row, 1), *whole):
+            part = (dy_r, place, _POOLED), (masks_r, each, _POOLED)
+            for run, (x_t, dy_t, masks_t) in _walk(e, runs, (x_r, place, 1), *part):
+                filters = range(len(sums.taps))
+                values = [e.load(e.at(dy_t, number(f * windows * place))) for f in filters]
+                found = [
+                    [
+                        e.load_mask(e.at(masks_t, number(f * windows * each + i * e.mask_bytes)))
+                        for i in range(_MASKS)
+                    ]
+                    for f in filters
+                ]
+                for total, value in zip(sums.outputs, values, strict=False):
                     build.store(build.fadd(build.load(total), value), total)
-                add_window(line, run, x_t, value, *masks)
-            _add_to(e, second, _every(e, _POOLED * columns.output))
+                add_window(line, run, x_t, values, found)
 
-    gradients = _gradients(window, _routed_tile(window), len(down) * len(across), add)
+    gradients = _gradients(window, _routed_tile(window), windows, add, gather)
 
-    def function(x, dy, places, dw, db, has_bias, piece, begin, end):  # type: ignore[no-untyped-def]
+    def function(x, dy, places, dw, db, masks, has_bias, piece, begin, end):  # type: ignore[no-untyped-def]
         gradients(
-            x, dy, places, dw, piece * dw.shape[1], db, piece * db.shape[1], has_bias, begin, end,
+            x, dy, places, masks, dw, piece * dw.shape[1], db, piece * db.shape[1], has_bias,
+            begin, end,
         )  # fmt: skip
 
     function.__name__ = _name("backward_weights_routed", window)
-    arrays = array(5), array(5), array(5, "int32"), array(2), array(2)
+    arrays = array(5), array(5), array(5, "int32"), array(2), array(2), scratch(1, "uint8")
     return kernel(*arrays, INT, INT, INT, INT)(function)
 
 

@@ -302,26 +302,31 @@ class Emitter:
         )
 
     @property
+    def _stored_mask(self) -> Any:
+        """The type of a mask in memory: bits where there are registers of masks, else lanes."""
+        if machine.vector_bytes() == 64:
+            return ir.IntType(self.lanes)
+        return ir.VectorType(ir.IntType(8 * self._bytes), self.lanes)
+
+    @property
     def mask_bytes(self) -> int:
-        """Bytes of a mask of all lanes in memory: a bit each."""
-        return max(1, self.lanes // 8)
+        """Bytes of a mask of all lanes in memory."""
+        return self.lanes // 8 if machine.vector_bytes() == 64 else machine.vector_bytes()
 
     def load_mask(self, pointer: Any) -> Any:
         """Load a mask of all lanes that `store_mask` has written."""
-        bits = ir.IntType(8 * self.mask_bytes)
-        number = self.builder.load(self.builder.bitcast(pointer, bits.as_pointer()))
-        number.align = 1
-        if self.lanes < bits.width:
-            number = self.builder.trunc(number, ir.IntType(self.lanes))
-        return self.builder.bitcast(number, ir.VectorType(ir.IntType(1), self.lanes))
+        kind = self._stored_mask
+        value = self.builder.load(self.builder.bitcast(pointer, kind.as_pointer()))
+        value.align = 1
+        if isinstance(kind, ir.IntType):
+            return self.builder.bitcast(value, ir.VectorType(ir.IntType(1), self.lanes))
+        return self.builder.icmp_signed("<", value, ir.Constant(kind, None))
 
     def store_mask(self, mask: Any, pointer: Any) -> None:
         """Store a mask of all lanes as `mask_bytes` bytes."""
-        bits = ir.IntType(8 * self.mask_bytes)
-        number = self.builder.bitcast(mask, ir.IntType(self.lanes))
-        if self.lanes < bits.width:
-            number = self.builder.zext(number, bits)
-        self.builder.store(number, self.builder.bitcast(pointer, bits.as_pointer())).align = 1
+        build, kind = self.builder, self._stored_mask
+        convert = build.bitcast if isinstance(kind, ir.IntType) else build.sext
+        build.store(convert(mask, kind), build.bitcast(pointer, kind.as_pointer())).align = 1
 
     def on_lines(self, pointer: Any, row: Any, columns: Any) -> Any:
         """Tell whether vectors fill `columns`, and all fall on multiples of their size."""

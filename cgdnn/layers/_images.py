@@ -187,7 +187,10 @@ class DirectImages(_Images):
         """Return the steps of the weight gradient from the gradients behind maximum pooling."""
         kernel = direct.backward_weights_routed(self.window)
         cost = self.routed_cost("backward_weights")
-        return self._summed(operands, operands.bottom[0], self._routed(operands), kernel, cost)
+        size = direct.masks_scratch(self.window, self._groups)
+        masks = operands.scratch("masks", (size,), "uint8")
+        given = self._routed(operands)
+        return self._summed(operands, operands.bottom[0], given, kernel, cost, [masks])
 
     def _routed(self, operands: Operands) -> list[Use]:
         assert operands.routed is not None, "the plan gives them to a routed candidate"
@@ -200,10 +203,11 @@ class DirectImages(_Images):
         gradients: Sequence[Use],
         kernel: Kernel,
         cost: float,
+        scratch: Sequence[Use] = (),
     ) -> list[Step]:
         """Return the step that writes partial gradients, and those that add them up."""
         sums = self._sums(operands)
-        arrays = [read(x, self._bottom), *gradients, *map(row, sums)]
+        arrays = [read(x, self._bottom), *gradients, *map(row, sums), *scratch]
         numbers: list[Argument] = [self._learns_bias(operands), PIECE, BEGIN, END]
         step = self._step(kernel, [*arrays, *numbers], cost)
         return [step, *add_partials(operands, sums)]

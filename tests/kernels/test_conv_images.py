@@ -72,13 +72,13 @@ class Case:
         kernels.backward_data(self.window)(to_groups(self.dy), self.w, dx, begin, end)
         return to_images(dx)
 
-    def gradients(self, kernel, *inputs, pieces=1, has_bias=1):
+    def gradients(self, kernel, *inputs, scratch=(), pieces=1, has_bias=1):
         """Return dw and db of each piece of the groups; NaN where nothing was written."""
         dw = np.full((pieces, self.w.size), np.nan, self.dtype)
         db = np.full((pieces, len(self.b)), np.nan, self.dtype)
         for piece in range(pieces):
             part = self.groups * piece // pieces, self.groups * (piece + 1) // pieces
-            kernel(to_groups(self.x), *inputs, dw, db, has_bias, piece, *part)
+            kernel(to_groups(self.x), *inputs, dw, db, *scratch, has_bias, piece, *part)
         return dw.reshape(pieces, *self.w.shape), db
 
     def backward_weights(self, **options):
@@ -87,7 +87,9 @@ class Case:
 
     def routed(self, dy, places, **options):
         kernel = kernels.backward_weights_routed(self.window)
-        return self.gradients(kernel, to_groups(dy), to_groups(places), **options)
+        masks = np.empty(kernels.masks_scratch(self.window, self.groups), np.uint8)
+        inputs = to_groups(dy), to_groups(places)
+        return self.gradients(kernel, *inputs, scratch=[masks], **options)
 
     def backward_data_routed(self, dy, places, begin, end):
         dx = self.empty(self.x)
