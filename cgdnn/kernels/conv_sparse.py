@@ -12,6 +12,9 @@ shift of a base pointer: nothing is unfolded.
 * backward_data: a list for each (image, pixel) of the non-zeros and the places of their filters in
   w. The sums of a window's columns stay in registers while the window moves along a row: they are
   shifted by one vector where the window moves by one pixel, and what falls out is added to dx.
+  Where such lists would hold a few non-zeros or none, there is one for each (image, filter), of the
+  non-zeros and the places in dx where their windows begin. Then a tile of w stays in registers, and
+  every vector of the window is loaded, added to and stored.
 
 Where maximum pooling alone reads the output, dy is what pooling passes on: each pooled gradient,
 at the place of its maximum. backward_weights then lists the pooled gradients ("routed") and needs
@@ -24,13 +27,13 @@ cache.
 
 Each list is made by one pass over dy: compare with zero, compress, count. Values and places lie in
 two arrays, one list behind the other, with a table of starts, in scratch that fits the caches.
-CT-CSR of spg-CNN keeps one form for both passes, from which the data gradient can only scatter:
-load, add and store a vector of dx for every place of every non-zero. That is bound by one store a
-cycle: a sketch of it ran both passes on 100 images of 32 x 16 x 16 by 5 x 5 x 32 at 1.0, 2.1 and
-3.4 times the dense peak of a core at 0.75, 0.9 and 0.95 zeros. With a list of its own a pass needs
-one load and no store for a multiply-add, for 3 % more compression: 2.0, 3.8 and 5.6 times the peak
-on a quiet machine, 1.9, 3.0 and 3.8 beside busy neighbours, who take cache and front end but not
-the peak. What is left at 0.95 are the ends of short lists, which no branch predictor foresees.
+CT-CSR of spg-CNN keeps one form for both passes, from which the data gradient can only scatter,
+bound by one store a cycle: a sketch of it ran both passes on 100 images of 32 x 16 x 16 by
+5 x 5 x 32 at 1.0, 2.1 and 3.4 times the dense peak of a core at 0.75, 0.9 and 0.95 zeros. With a
+list of its own a pass needs one load and no store for a multiply-add, for 3 % more compression. But
+no branch predictor foresees where short lists end, so from some 0.93 zeros on scattering is faster:
+together 2.0 to 2.2, 3.3 to 3.8 and 4.9 to 5.2 times the peak beside busy neighbours, who take cache
+and front end but not the peak. What comes next (of x, dy and dx) is brought near in good time.
 Tiling by columns, the T of CT-CSR, is the cut into bands of rows and panels of filters.
 
 A value is listed unless it equals 0: NaN and infinities are, -0.0 is not. Where dy is all zeros
@@ -62,7 +65,7 @@ from cgdnn.kernels._jit import (
     kernel,
     scratch,
 )
-from cgdnn.kernels.relay import fill_zero, from_lanes, to_lanes, to_pixels
+from cgdnn.kernels.relay import fill_zero, from_lanes, prefetch_run, to_lanes, to_pixels
 from cgdnn.kernels.reorder import PLACE
 from cgdnn.kernels.vector import Emitter, add_sum, constant, emitted, lanes_of
 
@@ -273,13 +276,9 @@ class Window:
 
     @property
     def room(self) -> int:
-        """Elements from one list of backward_weights to the next.
-
-        With the vector beyond its end; an odd number of vectors, so that lists do not begin in the
-        same sets of a cache.
-        """
+        """Elements from one list of backward_weights to the next."""
         band, images = self.weights_band()
-        return (-(-images * band * self.lists[1] // _lanes()) + 1 | 1) * _lanes()
+        return _room(images * band * self.lists[1])
 
     def weights_scratch(self, filters: int) -> list[tuple[int, str]]:
         """Return length and type of the scratch arrays of backward_weights, in order.
@@ -301,17 +300,24 @@ class Window:
             (filters + self._offsets(), "int64"),
         ]
 
+    @property
+    def data_room(self) -> int:
+        """Elements from one list of a filter to the next in backward_data."""
+        return _room(self.data_band() * self.output[1])
+
     def data_scratch(self) -> list[tuple[int, str]]:
         """Return length and type of the scratch arrays of backward_data, in order."""
         band = self.data_band()
         rows = band * self.stride[0] + self.kernel[0] - 1
         pixels = band * self.output[1]
+        lists = max(self.panels * pixels + 1, self.filters)
         return [
             (rows * self._line * self._blocks * _lanes() + _lanes() ** 2, "real"),
-            (self.filters * pixels + _lanes(), "real"),
-            (self.filters * pixels + _lanes(), "int32"),
+            (self.filters * self.data_room, "real"),
+            (self.filters * self.data_room, "int32"),
+            (pixels + _lanes(), "int32"),
             (_PANEL * _lanes(), "real"),
-            (self.panels * pixels + 1 + self._offsets(), "int64"),
+            (lists + self._offsets(), "int64"),
         ]
 
     def _offsets(self) -> int:
@@ -323,6 +329,14 @@ def _fewest_bands(rows: int, most: int) -> int:
     """Return the rows of the fewest equal bands of at most so many rows."""
     bands = -(-rows // max(1, most))
     return -(-rows // bands)
+
+
+def _room(elements: int) -> int:
+    """Return room for a list and the vector beyond its end.
+
+    An odd number of vectors, so that lists do not begin in the same sets of a cache.
+    """
+    return (-(-elements // _lanes()) + 1 | 1) * _lanes()
 
 
 def _spread(elements: int) -> int:
@@ -396,18 +410,6 @@ def list_planes(  # type: ignore[no-untyped-def]
             with build.if_then(build.icmp_signed(">", tail, e.integer(0))):
                 append(source, table, done, mask)
         build.store(build.load(cursor), e.at(ends, p.index))
-
-
-@emitted
-def _add_places(e, y, y_index, x, x_start, count):  # type: ignore[no-untyped-def]
-    """Add the sum of `count` places of x to PLACE elements of y."""
-    build, step = e.builder, e.integer(PLACE)
-    for part in range(0, PLACE, e.lanes):
-        target = e.at(y, y_index, e.integer(part))
-        total = e.variable(e.load(target))
-        with e.sweep(count, (e.at(x, x_start, e.integer(part)), step)) as (place,):
-            build.store(build.fadd(build.load(total), e.load(place)), total)
-        e.store(build.load(total), target)
 
 
 class _Route:
@@ -549,6 +551,7 @@ def _list_pixels(  # type: ignore[no-untyped-def]
     width = build.mul(blocks, lanes)
     cursor = e.variable(e.scalar(starts))
     groups = build.sdiv(build.add(count, e.integer(e.lanes - 1)), lanes)
+    next_panel = build.mul(plane, planes)
     with e.loop(groups) as g:
         pixel = build.mul(g.index, lanes)
         here = e.smaller(build.sub(count, pixel), lanes)
@@ -559,7 +562,9 @@ def _list_pixels(  # type: ignore[no-untyped-def]
                 number = build.add(o, e.integer(i))
                 exists = build.icmp_signed("<", number, planes)
                 mask = e.first_lanes(build.select(exists, here, e.integer(0)))
-                rows.append(e.load(e.at(dy, build.mul(number, plane), pixel), mask))
+                source = e.at(dy, build.mul(number, plane), pixel)
+                rows.append(e.load(source, mask))
+                e.prefetch(e.at(source, next_panel), nearest=False)
             for i, vector in enumerate(e.transposed(rows)):
                 e.store(vector, e.at(turned, build.mul(e.integer(i), width), o))
         with e.loop(here) as p:
@@ -600,7 +605,7 @@ def _emit_gather(  # type: ignore[no-untyped-def]
             e.store(build.load(total), spot)
 
 
-def _emit_scatter(  # type: ignore[no-untyped-def]
+def _emit_window_sums(  # type: ignore[no-untyped-def]
     e, rows, columns, image, line, offsets, w, values, places, starts, height, width, down, across
 ):
     """Emit image[pixel + shift] += sum over the list of each pixel of value * w[place], for a tile.
@@ -643,6 +648,24 @@ def _emit_scatter(  # type: ignore[no-untyped-def]
             finish_column(e.at(last, build.mul(k.index, e.integer(e.lanes))))
 
 
+def _emit_scatter(  # type: ignore[no-untyped-def]
+    e, rows, columns, image, offsets, w, w_row, filters, values, places, room, ends
+):
+    """Emit image[place + shift] += value * w[o] over the list of filter o, for a tile."""
+    build = e.builder
+    lines = [e.scalar(e.at(offsets, e.integer(r))) for r in range(rows)]
+    shifts = [e.integer(c * e.lanes) for c in range(columns)]
+    with e.loop(filters) as o:
+        source = e.at(w, build.mul(o.index, w_row))
+        weights = [e.load(e.at(source, e.integer(i * e.lanes))) for i in range(rows * columns)]
+        begin, end = build.mul(o.index, room), e.scalar(e.at(ends, o.index))
+        with _each_listed(e, values, places, begin, end) as (value, place):
+            pixel = e.at(image, place)
+            targets = [e.at(pixel, line, shift) for line in lines for shift in shifts]
+            for target, weight in zip(targets, weights, strict=True):
+                e.store(e.multiply_add(value, weight, e.load(target)), target)
+
+
 @device
 def _set_offsets(offsets, first, blocks, rows, plane, line):  # type: ignore[no-untyped-def]
     """Set the offset of each row of the window in each block of channels of an image."""
@@ -653,13 +676,13 @@ def _set_offsets(offsets, first, blocks, rows, plane, line):  # type: ignore[no-
 
 @device
 def _lay_images(  # type: ignore[no-untyped-def]
-    x, n, images, groups, image, blocks, pitch, plane, line, first, rows, pad_w
+    x, n, images, groups, image, blocks, pitch, plane, line, first, rows, pad_w, ahead
 ):
     """Lay some rows of some images, the first row of which may be outside, in channel blocks.
 
     The images lie `groups` apart in x. Block b of image i begins at
     ``b * plane + i * rows * line``. From low to high addresses, since what is behind a row may be
-    overwritten with zeros; so the columns of the padding stay 0.
+    overwritten with zeros; so the columns of the padding stay 0. What is `ahead` in x comes near.
     """
     lanes = lanes_of(x)
     channels, height, width = x.shape[1], x.shape[2], x.shape[3]
@@ -674,6 +697,8 @@ def _lay_images(  # type: ignore[no-untyped-def]
                 source = (((n + i // rows * groups) * channels + c) * height + h) * width
                 target = place + pad_w * pitch + c - b * pitch
                 some = min(lanes, channels - c)
+                for k in range(some):
+                    prefetch_run(x, source + k * height * width + ahead, width)
                 if pitch == lanes:
                     to_lanes(x, source, height * width, some, image, target, width)
                 else:
@@ -831,10 +856,14 @@ def conv_backward_weights_sparse(
         dw_row = dw.shape[1] // (groups * filters)
         rows = blocks * window_rows
         tiles = (rows + most_rows(x) - 1) // most_rows(x)
+        ahead = images * groups * channels * x.shape[2] * x.shape[3]  # to the next images
+        if band < height:
+            ahead = band * step * stride_h * x.shape[3]  # to the next band
         for group in range(o_first // filters, (o_last + filters - 1) // filters):
             low, high = max(o_first, group * filters), min(o_last, (group + 1) * filters)
             count = high - low
             dw_start = piece * dw.shape[1] + low * dw_row
+            db_start = piece * db.shape[1] + low
             fill_zero(dw, dw_start, count * dw_row // lanes)
             if has_bias:
                 for o in range(low, high):
@@ -842,14 +871,6 @@ def conv_backward_weights_sparse(
             for n in range(begin * images, end * images, images):
                 one = n * groups + group
                 dy_start = (n * groups * filters + low) * gradients
-                if has_bias:
-                    for o in range(low, high, together):
-                        for i in range(images):
-                            start = ((n + i) * groups * filters + o) * gradients
-                            if in_lanes:
-                                _add_places(db, piece * db.shape[1] + o, dy, start, gradients)
-                            else:
-                                add_sum(db, piece * db.shape[1] + o, dy, start, gradients)
                 for top in range(0, height, band):
                     tall = min(band, height - top)
                     first = top * step - back  # the output row that the first window begins at
@@ -862,7 +883,7 @@ def conv_backward_weights_sparse(
                     else:
                         _lay_images(
                             x, one, images, groups, image, blocks, pitch, plane, row, upper,
-                            tall_rows, pad_w,
+                            tall_rows, pad_w, ahead,
                         )  # fmt: skip
                     start = dy_start + top * across * together
                     if is_routed:
@@ -877,6 +898,10 @@ def conv_backward_weights_sparse(
                             groups * filters * gradients, images, positions, band * across,
                             tall * across,
                         )  # fmt: skip
+                    if has_bias:
+                        for o in range(count):
+                            begun, ended = o * room, ends[o]
+                            add_sum(db, db_start + o, values, begun, ended - begun)
                     for tile in range(tiles):
                         above = rows * tile // tiles
                         gather(
@@ -908,8 +933,34 @@ def conv_backward_weights_sparse(
     )(function)
 
 
+@device
+def _finish_rows(image, plane, line, dx, n, first, rows, pad_w):  # type: ignore[no-untyped-def]
+    """Copy rows of an image, the first of which may be outside, to rows of dx from `first` on."""
+    lanes = lanes_of(dx)
+    channels, height, width = dx.shape[1], dx.shape[2], dx.shape[3]
+    for r in range(max(0, -first), min(rows, height - first)):
+        start = (n * channels * height + first + r) * width
+        for c in range(channels):
+            prefetch_run(dx, start + (channels + c) * height * width, width)  # of the next image
+        for c in range(0, channels, lanes):
+            from_lanes(
+                image, c // lanes * plane + r * line + pad_w * lanes,
+                dx, start + c * height * width, height * width, min(lanes, channels - c), width, 0,
+            )  # fmt: skip
+
+
+@device
+def _move_rows_up(image, blocks, plane, line, done):  # type: ignore[no-untyped-def]
+    """Let the rows behind the first `done` ones be the first, and zeros be behind them."""
+    kept = plane - done * line
+    for b in range(blocks):
+        for i in range(b * plane, b * plane + kept):
+            image[i] = image[i + done * line]
+        fill_zero(image, b * plane + kept, done * line // lanes_of(image))
+
+
 @cache
-def conv_backward_data_sparse(columns: int) -> Kernel:
+def conv_backward_data_sparse(columns: int, by_filter: bool) -> Kernel:
     """Return the kernel that sets dx to the gradient of [begin, end), groups of images.
 
     Parameters of the kernel, after those of `Window`, whose scratch comes last:
@@ -918,72 +969,47 @@ def conv_backward_data_sparse(columns: int) -> Kernel:
     w : array (Co, data_row)
         From `conv_sparse_pack_weights`.
     dx : array (N groups, C / groups, H, W)
+    room : int
+        See `Window.data_room`.
 
     Parameters
     ----------
     columns : int
         Of the window.
+    by_filter : bool
+        Whether there is a list for each filter, or for each pixel.
     """
     most_rows = _most_rows(columns)
 
     @emitted
-    def scatter(  # type: ignore[no-untyped-def]
-        e,
-        image,
-        line,
-        offsets,
-        first,
-        rows,
-        w,
-        w_start,
-        values,
-        places,
-        starts,
-        starts_at,
-        height,
-        width,
-        down,
-        across,
-    ):
+    def multiply_pixels(  # type: ignore[no-untyped-def]
+        e, image, line, offsets, first, rows, w, w_start, values, places, starts, starts_at,
+        height, width, down, across,
+    ):  # fmt: skip
         offsets, w, starts = e.at(offsets, first), e.at(w, w_start), e.at(starts, starts_at)
         with e.cases(e.builder.sub(rows, e.integer(1)), most_rows) as each:
             for case in each:
+                _emit_window_sums(
+                    e, case + 1, columns, image, line, offsets, w, values, places, starts,
+                    height, width, down, across,
+                )  # fmt: skip
+
+    @emitted
+    def multiply_filters(  # type: ignore[no-untyped-def]
+        e, image, offsets, first, rows, w, w_start, w_row, filters, values, places, room, ends
+    ):
+        offsets, w = e.at(offsets, first), e.at(w, w_start)
+        with e.cases(e.builder.sub(rows, e.integer(1)), most_rows) as each:
+            for case in each:
                 _emit_scatter(
-                    e,
-                    case + 1,
-                    columns,
-                    image,
-                    line,
-                    offsets,
-                    w,
-                    values,
-                    places,
-                    starts,
-                    height,
-                    width,
-                    down,
-                    across,
-                )
+                    e, case + 1, columns, image, offsets, w, w_row, filters, values, places, room,
+                    ends,
+                )  # fmt: skip
 
     def function(  # type: ignore[no-untyped-def]
-        dy,
-        w,
-        dx,
-        window_rows,
-        stride_h,
-        stride_w,
-        pad_h,
-        pad_w,
-        groups,
-        band,
-        image,
-        values,
-        places,
-        turned,
-        starts,
-        begin,
-        end,
-    ):
+        dy, w, dx, window_rows, stride_h, stride_w, pad_h, pad_w, groups, band, room,
+        image, values, places, positions, turned, starts, begin, end,
+    ):  # fmt: skip
         lanes = lanes_of(dx)
         channels, filters = dx.shape[1], dy.shape[1]
         height, width = dy.shape[2], dy.shape[3]
@@ -992,6 +1018,11 @@ def conv_backward_data_sparse(columns: int) -> Kernel:
         band_rows = band * stride_h + window_rows - 1
         plane = band_rows * line
         offsets = (filters + _PANEL - 1) // _PANEL * band * width + 1
+        if by_filter:
+            offsets = filters
+            for r in range(band):
+                for j in range(width):
+                    positions[r * width + j] = r * stride_h * line + j * stride_w * lanes
         _set_offsets(starts, offsets, blocks, window_rows, plane, line)
         rows = blocks * window_rows
         tiles = (rows + most_rows - 1) // most_rows
@@ -1001,73 +1032,54 @@ def conv_backward_data_sparse(columns: int) -> Kernel:
             for top in range(0, height, band):
                 tall = min(band, height - top)
                 pixels = tall * width
-                starts[0] = 0
-                for o in range(0, filters, _PANEL):
-                    _list_pixels(
-                        values,
-                        places,
-                        starts,
-                        o // _PANEL * pixels,
-                        dy,
-                        ((n * filters + o) * height + top) * width,
-                        height * width,
-                        min(_PANEL, filters - o),
-                        turned,
-                        pixels,
-                        w.shape[1],
-                    )
+                start = (n * filters * height + top) * width
+                if by_filter:
+                    list_planes(
+                        values, places, room, starts, dy, start, height * width, filters, 0, 1,
+                        positions, 0, pixels,
+                    )  # fmt: skip
+                else:
+                    starts[0] = 0
+                    for o in range(0, filters, _PANEL):
+                        _list_pixels(
+                            values, places, starts, o // _PANEL * pixels, dy,
+                            start + o * height * width, height * width, min(_PANEL, filters - o),
+                            turned, pixels, w.shape[1],
+                        )  # fmt: skip
                 for tile in range(tiles):
                     first = rows * tile // tiles
                     count = rows * (tile + 1) // tiles - first
-                    for o in range(0, filters, _PANEL):
-                        scatter(
-                            image,
-                            line,
-                            starts,
-                            offsets + first,
-                            count,
-                            w,
-                            w_start + o * w.shape[1] + first * columns * lanes,
-                            values,
-                            places,
-                            starts,
-                            o // _PANEL * pixels,
-                            tall,
-                            width,
-                            stride_h,
-                            stride_w,
-                        )
-                last = top + band >= height
-                done = dx.shape[2] + 2 * pad_h - top * stride_h if last else band * stride_h
-                for r in range(done):
-                    h = top * stride_h + r - pad_h
-                    if 0 <= h < dx.shape[2]:
-                        for c in range(0, channels, lanes):
-                            from_lanes(
-                                image,
-                                c // lanes * plane + r * line + pad_w * lanes,
-                                dx,
-                                ((n * channels + c) * dx.shape[2] + h) * dx.shape[3],
-                                dx.shape[2] * dx.shape[3],
-                                min(lanes, channels - c),
-                                dx.shape[3],
-                                0,
-                            )
-                if not last:  # the rows that the next band adds to become its first
-                    kept = (band_rows - done) * line
-                    for b in range(blocks):
-                        for i in range(b * plane, b * plane + kept):
-                            image[i] = image[i + done * line]
-                        fill_zero(image, b * plane + kept, (plane - kept) // lanes)
+                    tile_start = w_start + first * columns * lanes
+                    if by_filter:
+                        multiply_filters(
+                            image, starts, offsets + first, count, w, tile_start, w.shape[1],
+                            filters, values, places, room, starts,
+                        )  # fmt: skip
+                    else:
+                        for o in range(0, filters, _PANEL):
+                            multiply_pixels(
+                                image, line, starts, offsets + first, count,
+                                w, tile_start + o * w.shape[1], values, places,
+                                starts, o // _PANEL * pixels, tall, width, stride_h, stride_w,
+                            )  # fmt: skip
+                above = top * stride_h - pad_h
+                if top + band < height:  # the rows that the next band adds to become its first
+                    _finish_rows(image, plane, line, dx, n, above, band * stride_h, pad_w)
+                    _move_rows_up(image, blocks, plane, line, band * stride_h)
+                else:
+                    _finish_rows(image, plane, line, dx, n, above, dx.shape[2] - above, pad_w)
 
-    function.__name__ = f"conv_backward_data_sparse_{columns}"
+    lists = "filters" if by_filter else "pixels"
+    function.__name__ = f"conv_backward_data_sparse_{lists}_{columns}"
     return kernel(
         array(4),
         array(2),
         array(4),
         *_GEOMETRY,
+        INT,
         scratch(1),
         scratch(1),
+        scratch(1, "int32"),
         scratch(1, "int32"),
         scratch(1),
         scratch(1, "int64"),

@@ -32,6 +32,8 @@ _ADD, _ENTRY, _LIST, _ELEMENT, _RELAY, _WEIGHT = 0.11, 1.2, 10.0, 0.2, 0.36, 0.4
 looking at an element of dy, of re-laying an element of an image, and of a partial sum."""
 _CROSSING_ADD = 0.22
 """Nanoseconds of a multiply-add of a vector that lies on two cache lines."""
+_SCATTER = 0.25
+"""Nanoseconds of a vector's multiply-add to the image."""
 _SPREAD_ENTRY = 0.6
 """Nanoseconds of an entry where no vector of x crosses a cache line."""
 _SHARE = 0.2
@@ -65,6 +67,7 @@ class Sparse:
     def backward_data(self, operands: Operands) -> list[Step]:
         """Return the step that re-lays the weights, and one over samples for each diff."""
         window = self.window
+        by_pixel, by_filter = self._data_products(self.zeros)
         packed = operands.temporary("packed", (self._filters, window.data_row))
         weights = read(operands.param[0], (self._filters, window.channels, *window.kernel))
         first = Step(
@@ -75,12 +78,12 @@ class Sparse:
         )
         steps = [
             Step(
-                kernels.conv_backward_data_sparse(window.kernel[1]),
+                kernels.conv_backward_data_sparse(window.kernel[1], by_filter < by_pixel),
                 [
                     read(dy, self._top),
                     read_all(packed),
                     write(dx, self._bottom),
-                    *self._geometry(window.data_band()),
+                    *self._geometry(window.data_band(), window.data_room),
                     *_scratch(operands, window.data_scratch()),
                     BEGIN,
                     END,
@@ -235,34 +238,44 @@ class Sparse:
     def _cost(self, which: str, zeros: float) -> float:
         """Return that at a share of zeros."""
         window, gradients = self.window, prod(self._top)
-        listed, channels = gradients, window.channels
+        channels = window.channels
         if which == "backward_data" or window.form == "blocks":
             channels = ceil(channels / lanes()) * lanes()
         image = self._images * channels * prod(window.size)
         if which == "backward_data":
-            vectors = window.data_vectors
-            lists = gradients / window.filters * window.panels
-            rest = _RELAY * image
-        else:
-            vectors = window.weights_vectors
-            listed = self._images * window.filters * prod(window.lists)
-            band, together = window.weights_band()
-            lists = self._images * window.filters * ceil(window.lists[0] / band) / together
-            pieces = window.filters // self._unit if self._by_filters else 1
-            partials = 1 if self._by_filters else min(window.images, _PARTIALS)
-            rest = _RELAY * image * pieces * window.relaid
-            rest += _WEIGHT * self._filters * window.weights_row * partials
-        tiles = ceil(vectors / kernels.most_sums())
-        form = window.form if which == "backward_weights" else "blocks"
-        entry = (_SPREAD_ENTRY if form == "spread" else _ENTRY) * tiles
-        entry += (_CROSSING_ADD if form == "runs" else _ADD) * vectors
+            return _ELEMENT * gradients + _RELAY * image + min(self._data_products(zeros))
+        listed = self._images * window.filters * prod(window.lists)
+        band, together = window.weights_band()
+        lists = self._images * window.filters * ceil(window.lists[0] / band) / together
+        pieces = window.filters // self._unit if self._by_filters else 1
+        partials = 1 if self._by_filters else min(window.images, _PARTIALS)
+        moved = _RELAY * image * pieces * window.relaid
+        moved += _WEIGHT * self._filters * window.weights_row * partials
         entries = min((1 - zeros) * gradients, listed)
-        return _ELEMENT * listed + entries * entry + lists * tiles * _LIST + rest
+        entry = _SPREAD_ENTRY if window.form == "spread" else _ENTRY
+        add = _CROSSING_ADD if window.form == "runs" else _ADD
+        products = _products(window.weights_vectors, entries, lists, add, entry)
+        return _ELEMENT * listed + moved + products
+
+    def _data_products(self, zeros: float) -> tuple[float, float]:
+        """Return the estimates for lists of pixels and of filters in backward_data."""
+        window, gradients = self.window, prod(self._top)
+        vectors, entries = window.data_vectors, (1 - zeros) * gradients
+        pixels = self._images * prod(window.output) * window.panels
+        planes = self._images * window.filters * ceil(window.output[0] / window.data_band())
+        by_pixel = _products(vectors, entries, pixels, _ADD, _ENTRY)
+        return by_pixel, _products(vectors, entries, planes, _SCATTER, _ENTRY)
 
     def _geometry(self, *band: int) -> tuple[int, ...]:
         """Return the numbers that both kernels get."""
         window = self.window
         return (window.kernel[0], *window.stride, *window.pad, window.groups, *band)
+
+
+def _products(vectors: int, entries: float, lists: float, add: float, entry: float) -> float:
+    """Return the estimated nanoseconds of the multiply-adds of entries in lists."""
+    tiles = ceil(vectors / kernels.most_sums())
+    return entries * (add * vectors + entry * tiles) + lists * tiles * _LIST
 
 
 def _scratch(operands: Operands, sizes: list[tuple[int, str]]) -> list[Use]:

@@ -116,6 +116,7 @@ def measure(net: Net, zeros: float, pooled: bool, rounds: int) -> dict[tuple[str
     planned = net.assembly.layers[1]
     shape = net.assembly.blobs[planned.node.tops[0]].shape
     dy = gradient(shape, zeros, pooled)
+    planned.layer.zeros = zeros  # as counted in training
     runs = {
         (which, candidate.name): prepared(net, which, candidate, dy)
         for which in PASSES

@@ -32,6 +32,7 @@ SHAPES = {
     "one": (1, 1, 1, (1, 1), (1, 1), (1, 1), (0, 0)),
 }
 DTYPES = ("float32", "float64")
+by_lists = pytest.mark.parametrize("by_filter", [False, True])
 
 
 class Case:
@@ -126,14 +127,15 @@ class Case:
             )
         return self.backward_weights(gradients=gradients, routed="lanes" if in_lanes else "planes")
 
-    def backward_data(self, begin=0, end=None):
+    def backward_data(self, by_filter, begin=0, end=None):
         window, (filters, _, rows, columns) = self.window, self.w.shape
         packed = np.full((filters, window.data_row), np.nan, self.x.dtype)
         kernels.conv_sparse_pack_weights(self.w, packed, 0, filters)
         dx = np.full_like(self.x, np.nan)
-        kernels.conv_backward_data_sparse(columns)(
+        kernels.conv_backward_data_sparse(columns, by_filter)(
             *(self._by_groups(self.dy), packed, self._by_groups(dx)),
-            *(rows, *window.stride, *window.pad, window.groups, window.data_band()),
+            *(rows, *window.stride, *window.pad, window.groups),
+            *(window.data_band(), window.data_room),
             *self._scratch(window.data_scratch()),
             *(begin * window.groups, (len(dx) if end is None else end) * window.groups),
         )
@@ -179,7 +181,8 @@ def small_caches(monkeypatch):
 @pytest.mark.parametrize("name", SHAPES)
 def test_agrees(name, dtype, zeros):
     case = Case(name, dtype, zeros)
-    near(case, case.backward_data(), case.expected_data())
+    for by_filter in (False, True):
+        near(case, case.backward_data(by_filter), case.expected_data())
     dw, db = case.backward_weights()
     want_w, want_b = case.expected_weights()
     near(case, dw, want_w)
@@ -193,27 +196,30 @@ def test_agrees(name, dtype, zeros):
 def test_bands_agree(name):
     case = Case(name, "float32")
     assert max(case.window.weights_band()[0], case.window.data_band()) < case.window.output[0]
-    near(case, case.backward_data(), case.expected_data())
+    for by_filter in (False, True):
+        near(case, case.backward_data(by_filter), case.expected_data())
     near(case, case.backward_weights()[0], case.expected_weights()[0])
 
 
+@by_lists
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_no_gradient_gives_exactly_none(dtype):
+def test_no_gradient_gives_exactly_none(dtype, by_filter):
     case = Case("blocks", dtype)
     case.dy[...] = np.where(case.dy > 0, 0.0, -0.0)
     case.x[...], case.w[...] = np.inf, np.nan  # which nothing multiplies
     dw, db = case.backward_weights()
     assert not dw.any()
     assert not db.any()
-    assert not case.backward_data().any()
+    assert not case.backward_data(by_filter).any()
 
 
+@by_lists
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_not_finite_reaches_exactly_what_depends_on_it(dtype, value):
+def test_not_finite_reaches_exactly_what_depends_on_it(dtype, value, by_filter):
     case = Case("blocks", dtype)
     case.dy[1, 3, 0, 4] = value
-    finite = np.isfinite(case.backward_data())
+    finite = np.isfinite(case.backward_data(by_filter))
     hit = np.zeros(finite.shape, bool)
     hit[1, :, :3, 2:7] = True
     np.testing.assert_array_equal(~finite, hit)
@@ -224,17 +230,19 @@ def test_not_finite_reaches_exactly_what_depends_on_it(dtype, value):
     np.testing.assert_array_equal(~np.isfinite(db[0]), np.arange(7) == 3)
 
 
-def test_smallest_numbers_are_not_zero():
+@by_lists
+def test_smallest_numbers_are_not_zero(by_filter):
     case = Case("one", "float32")
     case.x[...], case.w[...] = 2.0**100, 2.0**100
     case.dy[...] = np.float32(2.0**-149)
     assert case.backward_weights()[0] == np.float32(2.0**-49)
-    assert case.backward_data() == np.float32(2.0**-49)
+    assert case.backward_data(by_filter) == np.float32(2.0**-49)
 
 
-def test_a_piece_writes_its_images_only():
+@by_lists
+def test_a_piece_writes_its_images_only(by_filter):
     case = Case("blocks", "float32")
-    dx = case.backward_data(1, 2)
+    dx = case.backward_data(by_filter, 1, 2)
     assert np.isnan(dx[[0, 2]]).all()
     near(case, dx[1], case.expected_data()[1])
 

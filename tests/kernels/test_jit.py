@@ -16,8 +16,8 @@ for columns in map(int, sys.argv[1:]):
     dtypes = {"real": np.float32, "int32": np.int32, "int64": np.int64}
     scratch = [np.zeros(length, dtypes[kind]) for length, kind in window.data_scratch()]
     dx, dy = np.zeros_like(w), np.ones((1, 1, 1, 1), np.float32)
-    kernel = conv_sparse.conv_backward_data_sparse(columns)
-    kernel(dy, packed, dx, 1, 1, 1, 0, 0, 1, window.data_band(), *scratch, 0, 1)
+    kernel = conv_sparse.conv_backward_data_sparse(columns, False)
+    kernel(dy, packed, dx, 1, 1, 1, 0, 0, 1, window.data_band(), window.data_room, *scratch, 0, 1)
     print(*dx.ravel().astype(int))
 """
 

@@ -33,8 +33,10 @@ def _sparse_kernels(monkeypatch):
 
 
 @pytest.mark.usefixtures("_sparse_kernels")
+@pytest.mark.parametrize("scatter", [0.0, 1.0])
 @pytest.mark.parametrize("made", MADE, ids=str)
-def test_backward_passes(made):
+def test_backward_passes(made, scatter, monkeypatch):
+    monkeypatch.setattr(_sparse, "_SCATTER", scatter)
     check_gradients(made)
     check_accumulation(made)
     check_cutting(made)
