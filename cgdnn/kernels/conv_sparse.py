@@ -577,7 +577,7 @@ def _list_pixels(  # type: ignore[no-untyped-def]
 
 
 @contextmanager
-def _each_listed(e, values, places, begin, end):  # type: ignore[no-untyped-def]
+def each_listed(e, values, places, begin, end):  # type: ignore[no-untyped-def]
     """Open a loop over the list [begin, end); yields the value in all lanes, and the place."""
     with cgutils.for_range(e.builder, end, start=begin) as i:
         value = e.splat(e.scalar(e.at(values, i.index)))
@@ -596,7 +596,7 @@ def _emit_gather(  # type: ignore[no-untyped-def]
         spots = [e.at(target, e.integer(i * e.lanes)) for i in range(rows * vectors)]
         sums = [e.variable(e.load(spot)) for spot in spots]
         begin, end = build.mul(o.index, room), e.scalar(e.at(ends, o.index))
-        with _each_listed(e, values, places, begin, end) as (value, place):
+        with each_listed(e, values, places, begin, end) as (value, place):
             pixel = e.at(image, place)
             shifted = [e.at(pixel, line, shift) for line in lines for shift in shifts]
             for x, total in zip(shifted, sums, strict=True):
@@ -636,7 +636,7 @@ def _emit_window_sums(  # type: ignore[no-untyped-def]
         with e.loop(width) as j:
             begin = e.scalar(e.at(lists, j.index))
             end = e.scalar(e.at(lists, j.index, e.integer(1)))
-            with _each_listed(e, values, places, begin, end) as (value, place):
+            with each_listed(e, values, places, begin, end) as (value, place):
                 for number, total in enumerate(flat):
                     weights = e.load(e.at(w, place, e.integer(number * e.lanes)))
                     build.store(e.multiply_add(value, weights, build.load(total)), total)
@@ -659,7 +659,7 @@ def _emit_scatter(  # type: ignore[no-untyped-def]
         source = e.at(w, build.mul(o.index, w_row))
         weights = [e.load(e.at(source, e.integer(i * e.lanes))) for i in range(rows * columns)]
         begin, end = build.mul(o.index, room), e.scalar(e.at(ends, o.index))
-        with _each_listed(e, values, places, begin, end) as (value, place):
+        with each_listed(e, values, places, begin, end) as (value, place):
             pixel = e.at(image, place)
             targets = [e.at(pixel, line, shift) for line in lines for shift in shifts]
             for target, weight in zip(targets, weights, strict=True):

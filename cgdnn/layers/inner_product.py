@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from cgdnn.kernels import inner_product as kernels
 from cgdnn.kernels import inner_product_nonzeros as nonzeros
+from cgdnn.kernels import inner_product_sparse as listed
 from cgdnn.kernels._jit import Kernel
 from cgdnn.kernels.reduce import reduce_rows
 from cgdnn.layers._axis import canonical_axis
@@ -35,7 +36,7 @@ from cgdnn.layers._base import (
 )
 from cgdnn.layers._layout import IMAGE_LANE, LEAST_GROUPS, lanes, refuse_few_images
 
-_FLOP_NANOSECONDS, _IMAGES_FLOP_NANOSECONDS = 0.006, 0.005
+_FLOP_NANOSECONDS, _IMAGES_FLOP_NANOSECONDS = 0.006, 0.0042
 _WEIGHT_NANOSECONDS = 0.2
 """Reading one weight from memory."""
 _BLOCK = 64
@@ -49,6 +50,9 @@ _MOVE_NANOSECONDS, _MOVE_LARGE_NANOSECONDS, _APPLY_NANOSECONDS = 0.2, 0.35, 0.3
 """Update of a weight by a gradient in a cache and by one in memory, of more elements than `_LARGE`;
 and what is to be added where both are one."""
 _LARGE = 1 << 22
+_LIST_NANOSECONDS, _NEAR_NANOSECONDS, _LISTED_NANOSECONDS = 0.5, 0.11, 0.013
+"""Gradient of the bottom: each element of the top's, bringing each weight near, and the product
+with each sample that is not zero."""
 _SHARE = 0.5
 """Share of zeros that pieces are cut for: how passes are cut must not depend on values."""
 
@@ -98,22 +102,24 @@ class InnerProduct(Layer):
         return self._samples * self._inputs * self.node.param.inner_product_param.num_output
 
     def candidates(self, which: str) -> list[Candidate]:
-        """Return the products of rows of samples, and of vectors of images where weights stay."""
-        plain = super().candidates(which)
-        if which == "backward_weights":
-            nonzeros = Candidate(
+        """Return what skips zeros, products of rows of samples, and those of vectors of images."""
+        found = super().candidates(which)
+        if which != "forward":
+            sparse = Candidate(
                 "sparse",
-                lambda layer, operands: layer._backward_weights_nonzeros(operands),
-                lambda layer: layer._refuse_nonzeros(),
+                lambda layer, operands: getattr(layer, f"_{which}_nonzeros")(operands),
+                lambda layer: layer._refuse_nonzeros(which),
             )
-            return [nonzeros, *plain]
-        images = Candidate(
-            "image_lanes",
-            lambda layer, operands: getattr(layer, f"_{which}_images")(operands),
-            lambda layer: layer._refuse_images(which),
-            ((IMAGE_LANE, IMAGE_LANE),),
-        )
-        return [*plain, images]
+            found.insert(0, sparse)
+        if which != "backward_weights":
+            images = Candidate(
+                "image_lanes",
+                lambda layer, operands: getattr(layer, f"_{which}_images")(operands),
+                lambda layer: layer._refuse_images(which),
+                ((IMAGE_LANE, IMAGE_LANE),),
+            )
+            found.append(images)
+        return found
 
     def _refuse_images(self, which: str) -> str | None:
         """Return why the layer cannot run a pass with images in the lanes, if so."""
@@ -176,32 +182,44 @@ class InnerProduct(Layer):
         arguments: list[Argument] = [dy, diff, operands.accumulate(1), BEGIN, END]
         return [Step(reduce_rows, arguments, param.num_output, 0.3 * self._samples)]
 
-    def _refuse_nonzeros(self) -> str | None:
+    def _refuse_nonzeros(self, which: str) -> str | None:
         """Return why the layer should not go over the non-zeros of the top's diff, if so."""
         if self.node.param.inner_product_param.transpose:
             return "serves weights that are not transposed"
-        weights = self._inputs * self.node.param.inner_product_param.num_output
-        move = _MOVE_NANOSECONDS if weights <= _LARGE else _MOVE_LARGE_NANOSECONDS
-        share = self._nonzeros_cost(self.zeros) / (_DENSE_NANOSECONDS * self._samples + move)
+        share = getattr(self, f"_{which}_share")
         if share >= 1:
             return Slower(f"would take {share:.1f} times as long at {self.zeros:.0%} zeros in dy")
         return None
+
+    @property
+    def _backward_weights_share(self) -> float:
+        """How long skipping zeros takes, with the update, where the product takes 1."""
+        move = _MOVE_NANOSECONDS if self._weights <= _LARGE else _MOVE_LARGE_NANOSECONDS
+        return self._nonzeros_cost(self.zeros) / (_DENSE_NANOSECONDS * self._samples + move)
+
+    @property
+    def _backward_data_share(self) -> float:
+        """How long skipping zeros takes where the faster product takes 1."""
+        dense = [self._cost]
+        if self._refuse_images("backward_data") is None:
+            dense.append(self._images_cost(self._weights))
+        return self._listed_cost(self.zeros) / min(dense)
 
     def _nonzeros_cost(self, zeros: float) -> float:
         """Return estimated nanoseconds a weight, for its gradient and its update."""
         return _NONZERO_NANOSECONDS * self._samples * (1 - zeros) + _APPLY_NANOSECONDS
 
     @staticmethod
-    def _unit(rows: int) -> int:
+    def _unit(rows: int, most: int) -> int:
         """Return how many rows a piece has at least: as many as divide `rows`, up to a limit."""
-        return max(size for size in range(1, _UNIT + 1) if rows % size == 0)
+        return max(size for size in range(1, most + 1) if rows % size == 0)
 
     def _backward_weights_nonzeros(self, operands: Operands) -> list[Step]:
         """Return the steps over rows of the weights and over the bias, zeros left out."""
         steps = []
         if operands.learn[0]:
             diff = operands.param_diff[0]
-            unit = self._unit(diff.shape[0])
+            unit = self._unit(diff.shape[0], _UNIT)
             shapes = nonzeros.scratch_shapes(self._samples, lanes())
             factors = [
                 *self._samples_of(operands),
@@ -230,13 +248,50 @@ class InnerProduct(Layer):
         source, target = operands.top_diff[0], operands.bottom_diff[0]
         return [self._product_images(operands, source, target, transposed, False)]
 
+    def _backward_data_nonzeros(self, operands: Operands) -> list[Step]:
+        """Return the step that lists the non-zeros of the top's diff, and their product."""
+        outputs = self.node.param.inner_product_param.num_output
+        blocks, near = ceil(outputs / listed.ROWS), listed.most_columns()
+        room = listed.room(self._samples)
+        lists = (
+            operands.temporary("values", (blocks, room)),
+            operands.temporary("places", (blocks, room), "int32"),
+            operands.temporary("starts", (blocks, self._samples + 1), "int64"),
+        )
+        source = read_all(operands.top_diff[0], (self._samples, outputs))
+        positions = operands.scratch("positions", (listed.ROWS,), "int32")
+        unit = self._unit(self._inputs, near)
+        return [
+            Step(
+                listed.list_outputs,
+                [source, *map(write, lists), positions, BEGIN, END],
+                blocks,
+                _LIST_NANOSECONDS * self._samples * listed.ROWS,
+            ),
+            Step(
+                listed.product_listed,
+                [
+                    read_all(operands.param[0]),
+                    *map(read_all, lists),
+                    write_across(operands.bottom_diff[0], (self._samples, self._inputs)),
+                    unit,
+                    operands.scratch("block", (listed.ROWS * near,)),
+                    operands.scratch("sums", (self._samples * near,)),
+                    BEGIN,
+                    END,
+                ],
+                self._inputs // unit,
+                self._listed_cost(_SHARE) * unit / self._inputs,
+            ),
+        ]
+
     def _product_images(
         self, operands: Operands, source: Buffer, target: Buffer, transposed: bool, bias: bool
     ) -> Step:
         """Return the step over values of a sample that sets `target` from all of `source`."""
         groups = self._samples // lanes()
         depth, rows = (buffer.size // self._samples for buffer in (source, target))
-        unit = self._unit(rows)
+        unit = self._unit(rows, _UNIT)
         last = operands.param[-1]
         arguments: list[Argument] = [
             read_all(operands.param[0]),
@@ -249,15 +304,28 @@ class InnerProduct(Layer):
             BEGIN,
             END,
         ]
-        flops = 2 * self._samples * depth * unit
-        cost = max(_IMAGES_FLOP_NANOSECONDS * flops, _WEIGHT_NANOSECONDS * depth * unit)
+        cost = self._images_cost(depth * unit)
         return Step(kernels.product_images, arguments, rows // unit, cost)
+
+    def _images_cost(self, weights: int) -> float:
+        """Return the estimated nanoseconds that so many weights take with images in the lanes."""
+        return max(2 * _IMAGES_FLOP_NANOSECONDS * self._samples, _WEIGHT_NANOSECONDS) * weights
+
+    def _listed_cost(self, zeros: float) -> float:
+        """Return the estimated nanoseconds of a pass that skips this share of zeros."""
+        outputs = self.node.param.inner_product_param.num_output
+        meeting = _NEAR_NANOSECONDS + _LISTED_NANOSECONDS * (1 - zeros) * self._samples
+        listing = _LIST_NANOSECONDS * self._samples * outputs
+        return listing + max(meeting, _WEIGHT_NANOSECONDS) * self._weights
+
+    @property
+    def _weights(self) -> int:
+        return self._inputs * self.node.param.inner_product_param.num_output
 
     @property
     def _cost(self) -> float:
         """Estimated nanoseconds of one pass: computing, or reading the weights."""
-        weights = self._inputs * self.node.param.inner_product_param.num_output
-        return max(2 * _FLOP_NANOSECONDS * self._samples, _WEIGHT_NANOSECONDS) * weights
+        return max(2 * _FLOP_NANOSECONDS * self._samples, _WEIGHT_NANOSECONDS) * self._weights
 
     def _product(
         self,

@@ -73,25 +73,37 @@ def test_images_in_lanes(fields, monkeypatch):
         check(made)
 
 
-@pytest.mark.parametrize("fields", ["9", "6 bias_term: false", "4 axis: 2"])
-def test_nonzeros_of_the_diff(fields, monkeypatch):
-    monkeypatch.setattr(InnerProduct, "_refuse_nonzeros", lambda layer: None)
+@pytest.mark.parametrize(
+    ("fields", "x"),
+    [
+        ("9", (3, 2, 2, 3)),
+        ("6 bias_term: false", (3, 2, 2, 3)),
+        ("4 axis: 2", (3, 2, 2, 3)),
+        ("5", (3, 160)),
+    ],
+)
+def test_nonzeros_of_the_diff(fields, x, monkeypatch):
+    monkeypatch.setattr(InnerProduct, "_refuse_nonzeros", lambda layer, which: None)
     monkeypatch.setattr(inner_product, "_UNIT", 4)
     shape = (3, 2, int(fields[0])) if "axis" in fields else (3, int(fields[0]))
-    made = case(fields, (3, 2, 2, 3), shape)
-    assert Trial(made).net.lowering.choices[-1]["backward_weights"].name == "sparse"
+    made = case(fields, x, shape)
+    chosen = Trial(made).net.lowering.choices[-1]
+    assert chosen["backward_weights"].name == chosen["backward_data"].name == "sparse"
     for check in (check_gradients, check_accumulation, check_cutting):
         check(made)
 
 
-def test_nonzeros_serve_where_they_are_few():
-    def reason(zeros, fields="100", weights=30):
-        layer = Trial(case(fields, (64, weights), (64, 100))).net.lowering.assembly.layers[-1].layer
+@pytest.mark.parametrize(
+    ("which", "slower"), [("backward_weights", "1.3 times"), ("backward_data", "2.0 times")]
+)
+def test_nonzeros_serve_where_they_are_few(which, slower):
+    def reason(zeros, fields="100"):
+        layer = Trial(case(fields, (64, 300), (64, 100))).planned.layer
         layer.zeros = zeros
-        return layer.candidates("backward_weights")[0].refuse(layer)
+        return layer.candidates(which)[0].refuse(layer)
 
     assert reason(0.9) is None
-    assert reason(0.0) == "would take 1.3 times as long at 0% zeros in dy"
+    assert reason(0.0) == f"would take {slower} as long at 0% zeros in dy"
     assert reason(0.9, "100 transpose: true") == "serves weights that are not transposed"
 
 
