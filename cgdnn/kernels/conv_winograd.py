@@ -3,9 +3,10 @@
 For two spatial axes, stride 1 and dilation 1. An output plane is covered with tiles of m x m
 outputs, each computed from a patch of n x n inputs, n = m + r - 1 for r x r taps, by the matrices
 of `cgdnn.kernels.winograd_points`. For each of the n * n frequencies the sum over channels is a
-matrix product over tiles. Where tiles fill the plane, F(4x4, 3x3), F(5x5, 3x3) and F(4x4, 5x5) need
-4, 4.6 and 6.25 times fewer multiplications in the products than the convolution; a plane of 13 x 13
-outputs is 16 tiles of 36 products by the first, 9 of 49 by the second.
+matrix product over tiles. Where tiles fill the plane, F(4x4, 3x3), F(5x5, 3x3), F(7x7, 3x3) and
+F(4x4, 5x5) need 4, 4.6, 5.4 and 6.25 times fewer multiplications in the products than the
+convolution; a plane of 14 x 14 outputs is 16 tiles of 36 products by the first, 9 of 49 by the
+second and 4 of 81 by the third.
 
 * forward: V = B^T x B, U = G w G^T, M = V U, y = A^T M A + b;
 * backward_data, whichever has fewer tiles: the forward pass with flipped filters over the input
@@ -19,9 +20,9 @@ in the second cache where it can (see `cgdnn.kernels.winograd_tiles` for its lay
 a step of its own, `winograd_filters`.
 
 Rounding, in float32 against float64, rms over the largest magnitude of the result, with 32 and with
-512 channels: 2e-7 and 5e-7 for F(4x4, 3x3), 3e-7 and 9e-7 for F(5x5, 3x3), 6e-7 and 1.7e-6 for
-F(4x4, 5x5); weight gradients as with 32 (unfolding: 1e-7). A NaN or an infinity in x, w or dy
-reaches all that depends on it, and up to a tile around.
+512 channels: 2e-7 and 5e-7 for F(4x4, 3x3), 3e-7 and 9e-7 for F(5x5, 3x3), 1.3e-6 and 5e-6 for
+F(7x7, 3x3), 6e-7 and 1.7e-6 for F(4x4, 5x5); weight gradients as with 32 (unfolding: 1e-7). A NaN
+or an infinity in x, w or dy reaches all that depends on it, and up to a tile around.
 
 See Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR 2016.
 """
@@ -34,7 +35,7 @@ from cgdnn import machine
 from cgdnn.kernels._jit import INT, REAL, array, device, kernel, scratch
 from cgdnn.kernels.relay import copy_vectors, fill_zero, from_lanes, prefetch_run, to_lanes
 from cgdnn.kernels.vector import lanes_of
-from cgdnn.kernels.winograd_points import OUTPUTS, TAPS
+from cgdnn.kernels.winograd_points import VARIANTS
 from cgdnn.kernels.winograd_tiles import (
     add_vectors,
     filters_to_panel,
@@ -60,8 +61,10 @@ _PART_BYTES = 6 << 20
 _FETCHED = 1 << 19
 """Most elements of V and M of a block behind which places of y are still near."""
 _FEWEST_TILES, _MOST_TILES = 32, 100
-_MOST_SUMMED = 64
-"""Tiles that backward_weights takes together, and a pass that takes a part of an image, at most."""
+_MOST_OF_IMAGE = 64
+"""Tiles that a pass takes together of a part of an image, at most."""
+_MOST_SUMMED = 64 * 36
+"""Elements of a channel of the transformed tiles that backward_weights takes together, at most."""
 _ROWS, _BLOCK_ROWS = 8, 4
 """Most tiles that a product computes at a time; as many take as long as a block does besides."""
 
@@ -180,8 +183,9 @@ def choose_blocking(
     room = _NEAR_BYTES - weights
     if room < 0:  # U comes from the third cache for each block, and V and M, less than that, too
         room = 2 * weights // 3
-    limit = _MOST_SUMMED if summed else _MOST_TILES
-    most = min(limit, max(_FEWEST_TILES, room // tile))
+    most = min(_MOST_TILES, max(_FEWEST_TILES, room // tile))
+    if summed:
+        most = min(most, _MOST_SUMMED // frequencies)
     rows, columns = grid
     if rows * columns <= most:
         counts = range(1, min(images, most // (rows * columns)) + 1)
@@ -191,7 +195,7 @@ def choose_blocking(
             key=lambda count: (-(-rows * columns * count // unit) * unit + _BLOCK_ROWS) / count,
         )
         return Blocking(outputs, taps, channels, filters, together, *grid)
-    most = min(most, _MOST_SUMMED)
+    most = min(most, _MOST_OF_IMAGE)
     down = max(1, most // columns)
     down = -(-rows // -(-rows // down))
     across = -(-columns // -(-columns // most))
@@ -207,7 +211,10 @@ def grid_of(outputs, height, width):  # type: ignore[no-untyped-def]
 @device
 def variant_of(outputs, taps):  # type: ignore[no-untyped-def]
     """Return the index of one of `VARIANTS`."""
-    return taps // 2 - 1 + (outputs - OUTPUTS) * len(TAPS)
+    index = 0
+    while VARIANTS[index][0] != outputs or VARIANTS[index][1] != taps:
+        index += 1
+    return index
 
 
 @device

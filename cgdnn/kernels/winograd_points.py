@@ -9,7 +9,8 @@ evaluates polynomials at n - 1 points and at infinity. Which points decides the 
 ones here had the smallest of all sets {+-p, +-q, ...}, with 0 where their number is to be odd, with
 p, q, ... up to 3 that were tried (rms error of a float32 tile over the largest output, 32 channels:
 F(4, 3): 1.6e-7 against 3.3e-7 for the usual 0, +-1, +-2; F(4, 5): 5.8e-7; F(5, 3): 2.5e-7 against
-4.1e-7 for 0, +-1, +-2, 1/2; F(5, 4): 5.2e-7).
+4.1e-7 for 0, +-1, +-2, 1/2; F(7, 3): 1.3e-6 against 1.8e-6 for +-1/4, +-5/8, +-1, +-2; F(5, 4):
+5.2e-7).
 
 See Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR 2016; Barabasz et al.,
 "Error analysis and improving the accuracy of Winograd convolution", TOMS 2020.
@@ -27,6 +28,7 @@ _POSITIVE_POINTS = {
     (4, 3): ("3/4", "3/2"),
     (4, 5): ("1", "2", "1/2"),
     (5, 3): ("5/16", "7/8", "7/4"),
+    (7, 3): ("1/4", "11/16", "9/8", "17/8"),
     (5, 4): ("1/2", "1", "2"),
 }
 _LARGEST_INPUT_FACTOR = 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from cgdnn.kernels import conv_winograd as kernels
@@ -28,9 +28,9 @@ from cgdnn.layers._base import (
 from cgdnn.layers._layout import CHANNEL_LANE, lanes, stored_shape
 from cgdnn.layers._partial import add_partials
 
-_PRODUCT, _FILTER, _GRADIENT = 0.0042, 0.2, 0.35
+_PRODUCT, _FILTER, _GRADIENT = 0.0042, 0.3, 0.35
 """Nanoseconds of a flop in the products, and of an element of U and dU."""
-_INPUT, _OUTPUT = {4: 0.16, 5: 0.2}, {4: 0.11, 5: 0.14}
+_INPUT, _OUTPUT = {4: 0.16, 5: 0.2, 7: 0.2}, {4: 0.11, 5: 0.14, 7: 0.15}
 """Nanoseconds of an element of V and M, by the outputs of a tile on an axis."""
 _RELAY = 0.07
 """Nanoseconds of bringing an element of a blob into lanes, or out of them."""
@@ -40,7 +40,12 @@ filters, for each channel and once; and of an element of y."""
 _MOST_PARTIAL = 1 << 20
 """Weights beyond which each piece of the weight gradient computes some filters from all images."""
 _LEAST_PIECES = 4
-"""Pieces of the weight gradient below which it is cut over filters rather than images."""
+"""Pieces over images that a pass has at least, where there are so many; below, the weight gradient
+is cut over filters."""
+_FEW = 0.58
+"""Elements of V and M for one of U where a pass is better cut over filters than over samples."""
+_MOST_SPREAD = 4 << 20
+"""Elements of V and M of all images that a last cache holds beside U."""
 _LEAST_TOGETHER, _MOST_TOGETHER = 32, 128
 """Filters that such a piece computes."""
 _MOST_SUMS = 5 << 19
@@ -89,7 +94,7 @@ class Winograd:
     def cost(self, which: str) -> float:
         """Return the estimated nanoseconds of a pass on one core."""
         if which == "backward_weights":
-            return self._cost(kernels.FORWARD)
+            return self._cost_of(kernels.FORWARD, self._summing, _GRADIENT)
         if which == "forward" and self._has_few:
             return self._few_cost
         return self._cost(self._backward_form() if which == "backward_data" else kernels.FORWARD)
@@ -141,38 +146,34 @@ class Winograd:
         """Return the tiles of all images."""
         return self.x[0] * prod(self._grid(form, outputs))
 
-    def _blocking(self, form: int) -> kernels.Blocking:
-        """Return the blocking of the tiles that take the least time."""
+    def _blocking(self, form: int, *, summed: bool = False) -> kernels.Blocking:
+        """Return the blocking of the fastest tiles: those of backward_weights, or of a form."""
         depth, columns = self.w[1], self.filters
         if form != kernels.FORWARD:
             depth, columns = columns, depth
         blockings = (
             kernels.choose_blocking(
-                outputs, taps, depth, columns, self._grid(form, outputs), self.x[0]
+                outputs, taps, depth, columns, self._grid(form, outputs), self.x[0], summed=summed
             )
             for outputs, taps in VARIANTS
             if taps == self.taps
         )
-        return min(blockings, key=lambda blocking: self._cost_of(form, blocking))
+        weight = _GRADIENT if summed else _FILTER
+        return min(blockings, key=lambda blocking: self._cost_of(form, blocking, weight))
 
     @property
     def _summing(self) -> kernels.Blocking:
         """The blocking of backward_weights."""
-        blocking = self._blocking(kernels.FORWARD)
-        grid = self._grid(kernels.FORWARD, blocking.outputs)
-        return kernels.choose_blocking(
-            blocking.outputs, self.taps, blocking.channels, blocking.filters, grid, self.x[0],
-            summed=True,
-        )  # fmt: skip
+        return self._blocking(kernels.FORWARD, summed=True)
 
     def _cost(self, form: int) -> float:
         """Return the estimated nanoseconds of a pass on one core."""
-        return self._cost_of(form, self._blocking(form))
+        return self._cost_of(form, self._blocking(form), _FILTER)
 
-    def _cost_of(self, form: int, blocking: kernels.Blocking) -> float:
-        """Return the same with a blocking."""
+    def _cost_of(self, form: int, blocking: kernels.Blocking, weight: float) -> float:
+        """Return the same with a blocking, and so many nanoseconds for an element of U or dU."""
         weights = self.group * blocking.channels * kernels.padded(blocking.filters)
-        return self._channels_cost(form, blocking) + _FILTER * blocking.frequencies * weights
+        return self._channels_cost(form, blocking) + weight * blocking.frequencies * weights
 
     def _channels_cost(self, form: int, blocking: kernels.Blocking) -> float:
         """Return the same without the nanoseconds for U."""
@@ -246,7 +247,8 @@ class Winograd:
         shapes = (self.x, self.y) if form == kernels.FORWARD else (self.y, self.x)
         depth, columns = blocking.channels, blocking.filters
         whole = (blocking.down, blocking.across) == self._grid(form, blocking.outputs)
-        few = self._tiles(form, blocking.outputs) * (depth + columns) <= depth * columns
+        tiles = self._tiles(form, blocking.outputs) * (depth + columns)
+        few = tiles < _FEW * depth * columns and tiles * blocking.frequencies < _MOST_SPREAD
         make = self._over_filters if whole and few else self._over_samples
         return make(operands, pairs, shapes, form, geometry, [bias, int(has_bias)])
 
@@ -262,6 +264,9 @@ class Winograd:
         """Return the step that makes U, and a step over samples for each pair."""
         u, transform = self._filters_step(operands, form)
         blocking = self._blocking(form)
+        most = max(1, self.x[0] // _LEAST_PIECES)
+        images = max(i for i in range(1, most + 1) if i <= blocking.images and self.x[0] % i == 0)
+        blocking = replace(blocking, images=images)
         sizes = (
             blocking.plane_scratch(),
             blocking.tiles_scratch(blocking.channels),

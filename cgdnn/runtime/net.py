@@ -88,7 +88,7 @@ class Net:
     tuning : TuningTable, optional
         Measurements to choose kernels by (see `cgdnn.plan.tune`); without one the shapes decide.
     exact : bool
-        Forbid Winograd's algorithm, which is faster but rounds worse: an rms error of up to 2.5e-6
+        Forbid Winograd's algorithm, which is faster but rounds worse: an rms error of up to 5.5e-6
         of a result's largest magnitude in float32, where sums of products have 1.5e-7.
 
     Raises

@@ -34,6 +34,8 @@ VARIANT_OF_SHAPE = [
 ]
 DTYPES = ("float32", "float64")
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
+LARGE_TILES = 4
+"""What tolerances are multiplied by for tiles of more than 5 x 5 outputs."""
 
 
 class Case:
@@ -177,14 +179,16 @@ def case(request, dtype):
     return Case(name, dtype, outputs=outputs)
 
 
-def near(got, want):
+def near(case, got, want):
     limit = TOLERANCE[str(got.dtype)] * np.abs(want).max()
+    if case.outputs > 5:
+        limit *= LARGE_TILES
     np.testing.assert_allclose(got, want, rtol=0, atol=limit)
 
 
 @pytest.mark.parametrize("bias", [0, 1])
 def test_forward(case, bias):
-    near(case.product(kernels.FORWARD, bias), case.reference_product(kernels.FORWARD, bias))
+    near(case, case.product(kernels.FORWARD, bias), case.reference_product(kernels.FORWARD, bias))
 
 
 @pytest.mark.parametrize("form", [kernels.FLIPPED, kernels.TRANSPOSED])
@@ -193,7 +197,7 @@ def test_backward_data(case, form):
     whole = (blocking.down, blocking.across) == kernels.grid_of(case.outputs, *case.dy.shape[2:])
     if form == kernels.TRANSPOSED and not whole:
         pytest.skip("the transposed algorithm takes whole images")
-    near(case.product(form), case.reference_product(form))
+    near(case, case.product(form), case.reference_product(form))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +208,7 @@ def test_backward_data(case, form):
 def test_few_tiles(name, outputs, form, dtype):
     case = Case(name, dtype, outputs=outputs)
     bias = int(form == kernels.FORWARD)
-    near(case.spread(form, bias), case.reference_product(form, bias))
+    near(case, case.spread(form, bias), case.reference_product(form, bias))
 
 
 @pytest.mark.parametrize("keep", [0.0, 1.0])
@@ -215,8 +219,8 @@ def test_backward_weights(case, keep):
     groups = case.images // case.blocking(kernels.FORWARD).images
     case.weights(dw, db, 1, keep, case.outer, (0, case.group), (0, groups))
     want_w, want_b = case.reference_weights()
-    near(dw[1].reshape(want_w.shape), want_w + keep / 2)
-    near(db[1], want_b + keep / 2)
+    near(case, dw[1].reshape(want_w.shape), want_w + keep / 2)
+    near(case, db[1], want_b + keep / 2)
     np.testing.assert_array_equal(dw[0], np.full_like(dw[0], start))
     np.testing.assert_array_equal(db[0], np.full_like(db[0], start))
 
@@ -228,8 +232,8 @@ def test_weights_of_a_range_of_filters(dtype):
     case.weights(dw, db, 0, 0.0, 10, (1, 4), (0, groups))
     want_w, want_b = case.reference_weights()
     dw, db = dw.reshape(case.w.shape), db[0]
-    near(dw[10:40], want_w[10:40])
-    near(db[10:40], want_b[10:40])
+    near(case, dw[10:40], want_w[10:40])
+    near(case, db[10:40], want_b[10:40])
     for untouched in (dw[:10], dw[40:], db[:10], db[40:]):
         assert (untouched == 7).all()
 
@@ -280,7 +284,9 @@ def test_what_is_not_finite_reaches_the_weights():
     assert np.isfinite(np.delete(db[0], 6)).all()
 
 
-@pytest.mark.parametrize(("outputs", "taps", "limit"), [(4, 3, 3e-7), (5, 3, 6e-7), (4, 5, 1e-6)])
+@pytest.mark.parametrize(
+    ("outputs", "taps", "limit"), [(4, 3, 3e-7), (5, 3, 6e-7), (7, 3, 2e-6), (4, 5, 1e-6)]
+)
 def test_rounding_stays_below_the_documented_bound(outputs, taps, limit):
     case = Case("quick2", "float32", outputs=outputs)
     rng = np.random.default_rng(taps)

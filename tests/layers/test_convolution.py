@@ -81,14 +81,18 @@ def test_large_weights_are_cut_over_filters(monkeypatch):
         check_accumulation(made)
 
 
-def chosen(fields, shape, exact=False):
+def made_alone(fields, shape, exact=False):
     text = f"""
     force_backward: true
     input: "x" input_shape {{ {" ".join(f"dim: {size}" for size in shape)} }}
     layer {{ name: "conv" type: "Convolution" bottom: "x" top: "y"
              convolution_param {{ num_output: {fields} }} }}
     """
-    net = Net(text_format.Parse(text, NetParameter()), threads=1, exact=exact)
+    return Net(text_format.Parse(text, NetParameter()), threads=1, exact=exact)
+
+
+def chosen(fields, shape, exact=False):
+    net = made_alone(fields, shape, exact)
     return net.lowering.choices[-1], net.assembly.layers[-1].layer
 
 
@@ -104,12 +108,26 @@ def test_winograd_is_chosen_for_wide_layers_in_every_pass():
         assert not any("winograd" in candidate.name for candidate in exact.values())
 
 
-@pytest.mark.parametrize(("size", "outputs"), [(5, 5), (7, 4), (13, 5), (14, 5), (28, 4), (56, 4)])
+@pytest.mark.parametrize(
+    ("size", "outputs"), [(5, 5), (7, 4), (10, 5), (13, 7), (14, 7), (28, 7), (56, 7)]
+)
 def test_winograd_takes_the_tiles_that_cover_a_plane_best(size, outputs):
     winograd = chosen("64 kernel_size: 3 pad: 1", (8, 64, size, size))[1]._winograd()
     for form in (FORWARD, FLIPPED, TRANSPOSED):
         assert winograd._blocking(form).outputs == outputs
     assert winograd._summing.outputs == outputs
+
+
+def test_winograd_takes_smaller_tiles_where_these_are_few_and_filters_many():
+    _, layer = chosen("512 kernel_size: 3 pad: 1", (8, 512, 14, 14))
+    assert layer._winograd()._blocking(FORWARD).outputs == 5
+
+
+def test_winograd_leaves_pieces_for_several_cores():
+    net = made_alone("384 kernel_size: 3 pad: 1", (32, 256, 13, 13))
+    tasks = net.lowering.single_pass(1, "forward").tasks
+    names = [task.step.kernel.name for task in tasks]
+    assert names.count("conv_winograd.conv_winograd") >= 4
 
 
 def test_winograd_is_worth_it_for_colour_images():
