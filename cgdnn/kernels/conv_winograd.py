@@ -541,6 +541,9 @@ def conv_winograd(  # type: ignore[no-untyped-def]
     covered = (x.shape[2], x.shape[3]) if transposed else (y.shape[2], y.shape[3])
     blocking = (images, down, across, outputs)
     count = _block_count(covered, blocking, begin, end)
+    # Who has computed these groups often goes on with the next ones: their first block is brought
+    # near, too.
+    last = _block_count(covered, blocking, begin, x.shape[0] // images) * group - 1
     frequencies, size, width = u.shape[1], u.shape[2] * u.shape[3], u.shape[3]
     units = (filters + width - 1) // width
     calls = frequencies * units * ((channels + _DEPTH - 1) // _DEPTH)
@@ -557,7 +560,7 @@ def conv_winograd(  # type: ignore[no-untyped-def]
         y_shares = _shares(
             _covered(y, y_pitch, g * filters, filters, block, y_shift, y_patch), max(1, y_calls)
         )
-        after = min(unit + 1, count * group - 1)
+        after = min(unit + 1, last)
         ahead = _block_at(after // group, covered, blocking, begin)
         x_shares = _shares(
             _covered(x, x_pitch, after % group * channels, channels, ahead, x_shift, x_patch),
@@ -791,6 +794,7 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
     blocking, covered = (images, down, across, outputs), (dy.shape[2], dy.shape[3])
     first = begin * span
     blocks = _block_count(covered, blocking, first, end * span)
+    last = _block_count(covered, blocking, first, x.shape[0] // images) - 1
     for o in range(unit_begin * together, unit_end * together, together):
         g = o // filters
         fill_zero(sums, 0, filter_blocks)
@@ -805,7 +809,7 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
                 plane, v, 0, v_block, v_frequency, sums, 0,
             )  # fmt: skip
             tiles = block[1] * block[3] * block[5]
-            ahead = _block_at(min(index + 1, blocks - 1), covered, blocking, first)
+            ahead = _block_at(min(index + 1, last), covered, blocking, first)
             dy_shares = _shares(
                 _covered(dy, dy_pitch, o, together, ahead, nothing, outputs), calls // 2
             )
