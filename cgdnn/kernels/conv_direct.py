@@ -294,14 +294,14 @@ def _compute_rows(  # type: ignore[no-untyped-def]
 @emitted
 def _pixels_tile(  # type: ignore[no-untyped-def]
     e, u, u_start, u_row, segments, u_segment, table, t_count, t_length, w, w_start, w_segment,
-    rows, valid, vectors, first_row, first_column, width, ow, halves, y, y_start, y_plane,
-    bias, bias_start, has_bias,
+    w_unit, units, rows, filters, vectors, first_row, first_column, width, ow, halves, y, y_start,
+    y_plane, bias, bias_start, has_bias,
 ):  # fmt: skip
-    """Compute some filters of the pixels of some vectors, and store what exists of them.
+    """Compute the pixels of some vectors for all filters of a group, and store what exists of them.
 
     Rows of pixels count as `width` long, whole halves of vectors; `ow` pixels of them exist. The
-    tile begins at (first_row, first_column) and has `halves` halves. Its `rows` filters, of which
-    `valid` exist, and its vectors choose among the tiles that are compiled.
+    tile begins at (first_row, first_column) and has `halves` halves. Of `units` times `rows`
+    filters, `filters` exist. The rows and the vectors choose among the tiles that are compiled.
     """
     build = e.builder
     half = e.lanes // 2
@@ -330,36 +330,41 @@ def _pixels_tile(  # type: ignore[no-untyped-def]
     with e.cases(number, MOST_ROWS * most) as each:
         for case in each:
             mr, nv = case // most + 1, case % most + 1
-            starts = [e.variable(e.zero()) for _ in range(mr)]
-            for m, slot in enumerate(starts):
-                exists = build.icmp_signed("<", e.integer(m), valid)
-                biased = build.icmp_signed("!=", has_bias, e.integer(0))
-                with build.if_then(build.and_(exists, biased)):
-                    build.store(e.splat(e.scalar(e.at(bias, e.integer(m)))), slot)
-            sums = [[e.variable(build.load(slot)) for _ in range(nv)] for slot in starts]
-            with e.loop(segments) as s:
-                u_s = e.at(u, build.mul(s.index, u_segment))
-                w_s = e.at(w, build.mul(s.index, w_segment))
-                with e.loop(t_count) as k:
-                    u_k = e.at(u_s, e.scalar(e.at(table, k.index)))
-                    w_number = e.scalar(e.at(w_numbers, k.index))
-                    w_k = e.at(w_s, build.mul(w_number, e.integer(mr)))
-                    right = [e.load(e.at(u_k, sources[2 * v])) for v in range(nv)]
-                    _multiply_step(e, sums, [e.at(w_k, e.integer(m)) for m in range(mr)], right)
-            for m, line in enumerate(sums):
-                plane = e.at(y, build.mul(e.integer(m), y_plane))
-                values = [build.load(slot) for slot in line]
-                exists = build.icmp_signed("<", e.integer(m), valid)
-                with build.if_then(exists), build.if_else(whole) as (yes, no):
-                    with yes:
-                        for v, value in enumerate(values):
-                            e.store(value, e.at(plane, targets[2 * v]))
-                    with no:
-                        for i in range(2 * nv):
-                            lanes = range(i % 2 * half, (i % 2 + 1) * half)
-                            part = e.shuffle(values[i // 2], values[i // 2], lanes)
-                            mask = e.first_lanes(counts[i], half)
-                            e.store(part, e.at(plane, targets[i]), mask)
+            left = e.variable(filters)
+            moving = (w, w_unit), (y, build.mul(rows, y_plane)), (bias, rows)
+            with e.sweep(units, *moving) as (w_q, y_q, bias_q):
+                valid = build.load(left)
+                build.store(build.sub(valid, rows), left)
+                starts = [e.variable(e.zero()) for _ in range(mr)]
+                for m, slot in enumerate(starts):
+                    exists = build.icmp_signed("<", e.integer(m), valid)
+                    biased = build.icmp_signed("!=", has_bias, e.integer(0))
+                    with build.if_then(build.and_(exists, biased)):
+                        build.store(e.splat(e.scalar(e.at(bias_q, e.integer(m)))), slot)
+                sums = [[e.variable(build.load(slot)) for _ in range(nv)] for slot in starts]
+                with e.loop(segments) as s:
+                    u_s = e.at(u, build.mul(s.index, u_segment))
+                    w_s = e.at(w_q, build.mul(s.index, w_segment))
+                    with e.loop(t_count) as k:
+                        u_k = e.at(u_s, e.scalar(e.at(table, k.index)))
+                        w_number = e.scalar(e.at(w_numbers, k.index))
+                        w_k = e.at(w_s, build.mul(w_number, e.integer(mr)))
+                        right = [e.load(e.at(u_k, sources[2 * v])) for v in range(nv)]
+                        _multiply_step(e, sums, [e.at(w_k, e.integer(m)) for m in range(mr)], right)
+                for m, line in enumerate(sums):
+                    plane = e.at(y_q, build.mul(e.integer(m), y_plane))
+                    values = [build.load(slot) for slot in line]
+                    exists = build.icmp_signed("<", e.integer(m), valid)
+                    with build.if_then(exists), build.if_else(whole) as (yes, no):
+                        with yes:
+                            for v, value in enumerate(values):
+                                e.store(value, e.at(plane, targets[2 * v]))
+                        with no:
+                            for i in range(2 * nv):
+                                lanes = range(i % 2 * half, (i % 2 + 1) * half)
+                                part = e.shuffle(values[i // 2], values[i // 2], lanes)
+                                mask = e.first_lanes(counts[i], half)
+                                e.store(part, e.at(plane, targets[i]), mask)
 
 
 @kernel(array(4), array(3), array(1), INT, array(4), *_READING, INT, INT, INT)
@@ -395,22 +400,20 @@ def conv_direct_pixels(  # type: ignore[no-untyped-def]
                 vectors = (halves + 1) // 2
                 tiles = (vectors + most - 1) // most
                 for image in range(images):
-                    for q in range(units):
-                        first = g * filters + q * unit
-                        for tile in range(tiles):
-                            left = vectors * tile // tiles
-                            row = left * 2 * half // width
-                            _pixels_tile(
-                                u, image * firsts.shape[0] * u_plane, row_step * row_pitch,
-                                channels // segment, segment * channel_pitch,
-                                table, fields[0, 0, 1], table.shape[1],
-                                w, (g * units + q) * depth * unit, segment * taps * unit,
-                                unit, min(unit, filters - q * unit),
-                                vectors * (tile + 1) // tiles - left,
-                                row, left * 2 * half - row * width, width, ow, halves - 2 * left,
-                                y, (((n + image) * y.shape[1] + first) * oh + r_begin) * ow,
-                                oh * ow, b, first, has_bias,
-                            )  # fmt: skip
+                    first = g * filters
+                    for tile in range(tiles):
+                        left = vectors * tile // tiles
+                        row = left * 2 * half // width
+                        _pixels_tile(
+                            u, image * firsts.shape[0] * u_plane, row_step * row_pitch,
+                            channels // segment, segment * channel_pitch,
+                            table, fields[0, 0, 1], table.shape[1],
+                            w, g * units * depth * unit, segment * taps * unit, depth * unit,
+                            units, unit, filters, vectors * (tile + 1) // tiles - left,
+                            row, left * 2 * half - row * width, width, ow, halves - 2 * left,
+                            y, (((n + image) * y.shape[1] + first) * oh + r_begin) * ow,
+                            oh * ow, b, first, has_bias,
+                        )  # fmt: skip
 
 
 @emitted
