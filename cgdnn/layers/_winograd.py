@@ -381,14 +381,6 @@ class Winograd:
         return self._channels_cost(kernels.FORWARD, blocking) / 5 / finish
 
     @property
-    def _partial_sums(self) -> int:
-        """Pieces of some images each: a divisor of the groups of images that are taken together."""
-        groups = self.x[0] // self._summing.images
-        # A tenth of the time for the transforms from dU; a fifth where that makes too few pieces.
-        most = max(_LEAST_PIECES, int(self._pieces / 2))
-        return max(count for count in range(1, groups + 1) if groups % count == 0 and count <= most)
-
-    @property
     def _together(self) -> int:
         """Filters of a group that a piece computes from all samples: a divisor of them."""
         near = _MOST_SUMS // (self._summing.frequencies * kernels.padded(self.w[1]))
@@ -400,8 +392,11 @@ class Winograd:
         size = prod(self.w)
         sums = [operands.partial("dw", (size,)), operands.partial("db", (self.w[0],))]
         arrays = [*_blob(read, x, self.x), *_blob(read, dy, self.y), *map(row, sums)]
-        pieces = self._partial_sums
         groups = self.x[0] // self._summing.images
+        most = max(_LEAST_PIECES, int(self._pieces))
+        pieces = max(
+            count for count in range(1, groups + 1) if groups % count == 0 and count <= most
+        )
         numbers: list[Argument] = [PIECE, 0.0, 0.0, 0, self.group, groups // pieces, BEGIN, END]
         step = self._weights_step(operands, arrays, numbers, pieces, self.filters)
         return [step, *add_partials(operands, sums)]

@@ -130,16 +130,6 @@ def test_winograd_leaves_pieces_for_several_cores():
     assert names.count("conv_winograd.conv_winograd") >= 4
 
 
-def test_winograd_sums_few_partial_gradients_where_each_takes_long_to_finish():
-    sums = [
-        chosen("32 kernel_size: 5 pad: 2", (100, 32, size, size))[1]._winograd()._partial_sums
-        for size in (8, 16, 64)
-    ]
-    assert sums == sorted(set(sums))
-    assert min(sums) >= _winograd._LEAST_PIECES
-    assert all(100 % count == 0 for count in sums)
-
-
 def test_winograd_is_worth_it_for_colour_images():
     _, layer = chosen("32 kernel_size: 5 pad: 2", (100, 3, 32, 32))
     (winograd,) = (c for c in layer.candidates("forward") if c.name == "winograd")
