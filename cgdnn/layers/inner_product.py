@@ -9,8 +9,7 @@ from math import ceil, prod
 from typing import ClassVar
 
 from cgdnn.kernels import inner_product as kernels
-from cgdnn.kernels import inner_product_nonzeros as nonzeros
-from cgdnn.kernels import inner_product_sparse as listed
+from cgdnn.kernels import inner_product_sparse as sparse
 from cgdnn.kernels._jit import Kernel
 from cgdnn.kernels.reduce import reduce_rows
 from cgdnn.layers._axis import canonical_axis
@@ -105,12 +104,12 @@ class InnerProduct(Layer):
         """Return what skips zeros, products of rows of samples, and those of vectors of images."""
         found = super().candidates(which)
         if which != "forward":
-            sparse = Candidate(
+            nonzeros = Candidate(
                 "sparse",
                 lambda layer, operands: getattr(layer, f"_{which}_nonzeros")(operands),
                 lambda layer: layer._refuse_nonzeros(which),
             )
-            found.insert(0, sparse)
+            found.insert(0, nonzeros)
         if which != "backward_weights":
             images = Candidate(
                 "image_lanes",
@@ -220,14 +219,14 @@ class InnerProduct(Layer):
         if operands.learn[0]:
             diff = operands.param_diff[0]
             unit = self._unit(diff.shape[0], _UNIT)
-            shapes = nonzeros.scratch_shapes(self._samples, lanes())
+            shapes = sparse.weights_scratch(self._samples, lanes())
             factors = [
                 *self._samples_of(operands),
                 *(operands.scratch(f"nonzeros{i}", *each) for i, each in enumerate(shapes)),
             ]
             steps.append(
                 Step(
-                    nonzeros.gradient_over_nonzeros,
+                    sparse.gradient_over_nonzeros,
                     [*factors, update(diff), operands.accumulate(0), unit, BEGIN, END],
                     diff.shape[0] // unit,
                     self._nonzeros_cost(_SHARE) * unit * diff.shape[1],
@@ -251,31 +250,31 @@ class InnerProduct(Layer):
     def _backward_data_nonzeros(self, operands: Operands) -> list[Step]:
         """Return the step that lists the non-zeros of the top's diff, and their product."""
         outputs = self.node.param.inner_product_param.num_output
-        blocks, near = ceil(outputs / listed.ROWS), listed.most_columns()
-        room = listed.room(self._samples)
+        blocks, near = ceil(outputs / sparse.ROWS), sparse.most_columns()
+        room = sparse.room(self._samples)
         lists = (
             operands.temporary("values", (blocks, room)),
             operands.temporary("places", (blocks, room), "int32"),
             operands.temporary("starts", (blocks, self._samples + 1), "int64"),
         )
         source = read_all(operands.top_diff[0], (self._samples, outputs))
-        positions = operands.scratch("positions", (listed.ROWS,), "int32")
+        positions = operands.scratch("positions", (sparse.ROWS,), "int32")
         unit = self._unit(self._inputs, near)
         return [
             Step(
-                listed.list_outputs,
+                sparse.list_outputs,
                 [source, *map(write, lists), positions, BEGIN, END],
                 blocks,
-                _LIST_NANOSECONDS * self._samples * listed.ROWS,
+                _LIST_NANOSECONDS * self._samples * sparse.ROWS,
             ),
             Step(
-                listed.product_listed,
+                sparse.product_listed,
                 [
                     read_all(operands.param[0]),
                     *map(read_all, lists),
                     write_across(operands.bottom_diff[0], (self._samples, self._inputs)),
                     unit,
-                    operands.scratch("block", (listed.ROWS * near,)),
+                    operands.scratch("block", (sparse.ROWS * near,)),
                     operands.scratch("sums", (self._samples * near,)),
                     BEGIN,
                     END,
@@ -369,7 +368,7 @@ class InnerProduct(Layer):
 
 def _applied(factors: Sequence[Argument], shape: Shape, unit: int, behind: Step) -> Step | None:
     """Return the step that does an update with the gradient from `factors`, if that is one."""
-    kernel = nonzeros.APPLIED.get(behind.kernel) if isinstance(behind.kernel, Kernel) else None
+    kernel = sparse.APPLIED.get(behind.kernel) if isinstance(behind.kernel, Kernel) else None
     if kernel is None:
         return None
     weights, _, *rest = behind.arguments

@@ -28,7 +28,7 @@ TILES = [
     "cgdnn.kernels.conv_sparse.conv_backward_data_sparse(5, False)",
     "cgdnn.kernels.conv_sparse.conv_backward_data_sparse(5, True)",
     "cgdnn.kernels.inner_product.product_nt",
-    "cgdnn.kernels.inner_product_nonzeros.sgd_over_nonzeros",
+    "cgdnn.kernels.inner_product_sparse.sgd_over_nonzeros",
     "cgdnn.kernels.inner_product_sparse.product_listed",
     "tests.kernels.test_winograd_tiles.products",
 ]
