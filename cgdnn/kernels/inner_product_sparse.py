@@ -83,11 +83,17 @@ def list_outputs(dy, values, places, starts, positions, begin, end):  # type: ig
 
 @emitted
 def _copy_rows(e, y, y_start, y_row, x, x_start, x_row, rows, columns):  # type: ignore[no-untyped-def]
-    """Copy rows of x to y."""
-    x, y = e.at(x, x_start), e.at(y, y_start)
-    with e.sweep(rows, (x, x_row), (y, y_row)) as starts:
-        for (source, target), mask in e.along(columns, *starts):
-            e.store(e.load(source, mask), target, mask)
+    """Copy rows of x to y: at most _VECTORS of each."""
+    build, steps = e.builder, [e.integer(v * e.lanes) for v in range(_VECTORS)]
+    pointers = [(e.at(x, x_start), x_row), (e.at(y, y_start), y_row)]
+    whole = build.icmp_signed("==", columns, e.integer(_VECTORS * e.lanes))
+    with build.if_else(whole) as (all_vectors, some):
+        with all_vectors, e.sweep(rows, *pointers) as (source, target):
+            for vector, step in [(e.load(e.at(source, step)), step) for step in steps]:
+                e.store(vector, e.at(target, step))
+        with some, e.sweep(rows, *pointers) as starts:
+            for (source, target), mask in e.along(columns, *starts):
+                e.store(e.load(source, mask), target, mask)
 
 
 @emitted
