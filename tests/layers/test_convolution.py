@@ -126,7 +126,7 @@ def test_winograd_takes_smaller_tiles_where_these_are_few_and_filters_many():
 def test_winograd_leaves_pieces_for_several_cores():
     net = made_alone("384 kernel_size: 3 pad: 1", (32, 256, 13, 13))
     tasks = net.lowering.single_pass(1, "forward").tasks
-    names = [task.step.kernel.name for task in tasks]
+    names = [task.step.kernel.name for task in tasks if task.step is not None]  # not of joins
     assert names.count("conv_winograd.conv_winograd") >= 4
 
 
