@@ -73,7 +73,8 @@ _FETCH = 0.5
 
 
 def _registers() -> int:
-    return 32 if machine.vector_bytes() == 64 else 16
+    """Return the vectors that a tile has room for: of 16 registers LLVM takes one for copies."""
+    return 32 if machine.vector_bytes() == 64 else 15
 
 
 def _shares(count: int, most: int) -> list[int]:
@@ -166,7 +167,7 @@ def _walk(
 
 
 def _add_product(e: Emitter, a: Any, b: Any, slot: Any) -> None:
-    e.builder.store(e.multiply_add(a, b, e.builder.load(slot)), slot)
+    e.builder.store(e.settled(e.multiply_add(a, b, e.builder.load(slot))), slot)
 
 
 def _turned(window: Window) -> Window:

@@ -87,7 +87,13 @@ def _emit_broadcast_tile(  # type: ignore[no-untyped-def]
     most_rows, most_vectors = _nn_shape()
     last_lane = build.sub(columns, e.integer(1))
     vectors = build.sdiv(last_lane, e.integer(e.lanes))  # less one
-    mask = e.held(e.first_lanes(build.sub(columns, build.mul(vectors, e.integer(e.lanes)))))
+    whole = build.mul(vectors, e.integer(e.lanes))
+    last_mask = e.reloaded(e.first_lanes(build.sub(columns, whole)))
+
+    def masks(count):  # type: ignore[no-untyped-def]
+        """Return the masks of so many vectors of a row, where those of C follow each other."""
+        return [None] * (count - 1) + [last_mask() if apart is None else None]
+
     more = build.sub(rows, e.integer(_NN_LEAST_ROWS))
     more = build.select(build.icmp_signed("<", more, e.integer(0)), e.integer(0), more)
     last_row = build.sub(rows, e.integer(1))
@@ -99,7 +105,6 @@ def _emit_broadcast_tile(  # type: ignore[no-untyped-def]
             numbers = [e.integer(m) for m in range(mr)]
             if mr == _NN_LEAST_ROWS:
                 numbers = [e.smaller(number, last_row) for number in numbers]
-            masks = [None] * (nv - 1) + [mask if apart is None else None]
             places, c_places = (
                 [build.mul(e.integer(v), step) for v in range(nv)]
                 for step in apart or [e.integer(e.lanes)] * 2
@@ -109,13 +114,16 @@ def _emit_broadcast_tile(  # type: ignore[no-untyped-def]
             tile = [(m, v) for m in range(mr) for v in range(nv)]
             targets = {(m, v): e.at(c_rows[m], c_places[v]) for m, v in tile}
             sums = {(m, v): e.variable(e.zero()) for m, v in tile}
-            begin(sums, numbers, targets, masks)
+            begin(sums, numbers, targets, masks(nv))
             with e.loop(segments) as s:
                 offset = build.mul(s.index, a_segment)
                 a_s = [(e.at(row, offset), a_k) for row in a_rows]
                 b_s = e.at(b, build.mul(build.mul(s.index, depth), b_row))
                 with e.sweep(depth, (b_s, b_row), *a_s) as (b_k, *a_k_rows):
-                    right = [e.load(e.at(b_k, places[v]), masks[v]) for v in range(nv)]
+                    right = [
+                        e.load(e.at(b_k, place), mask)
+                        for place, mask in zip(places, masks(nv), strict=True)
+                    ]
                     if ahead is not None:
                         with build.if_then(build.icmp_signed("!=", ahead, e.integer(0))):
                             for place in places:
@@ -127,7 +135,8 @@ def _emit_broadcast_tile(  # type: ignore[no-untyped-def]
                         for v in range(nv):
                             total = e.multiply_add(left, right[v], build.load(sums[m, v]))
                             build.store(total, sums[m, v])
-            results = [(build.load(sums[m, v]), targets[m, v], masks[v]) for m, v in tile]
+            last_masks = masks(nv)
+            results = [(build.load(sums[m, v]), targets[m, v], last_masks[v]) for m, v in tile]
             if stream is None:
                 for value, target, vector_mask in results:
                     e.store(value, target, vector_mask)

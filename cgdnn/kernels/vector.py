@@ -233,15 +233,40 @@ class Emitter:
         number = build.asm(same, "", "=r,0", [build.bitcast(mask, kind)], side_effect=False)
         return build.bitcast(number, mask.type)
 
+    def reloaded(self, mask: Any) -> Callable[[], Any]:
+        """Return a function that gives a mask: `held`, or else loaded anew at each call.
+
+        An innermost loop that calls it keeps no register of vectors for the mask.
+        """
+        if machine.vector_bytes() == 64:
+            held = self.held(mask)
+            return lambda: held
+        place = self.builder.bitcast(self.vectors(1), ir.IntType(8).as_pointer())
+        self.store_mask(mask, place)
+        same = ir.FunctionType(place.type, [place.type])
+        return lambda: self.load_mask(
+            self.builder.asm(same, "", "=r,0", [place], side_effect=True)  # else it is loaded once
+        )
+
     def free_registers(self) -> None:
-        """Let no vector that is needed later stay in a register from here on, of 32.
+        """Let no vector that is needed later stay in a register from here on.
 
         Before a loop whose sums fill them: LLVM may keep constants of the code behind it in some.
         """
+        kind, count = ("zmm", 32) if machine.vector_bytes() == 64 else ("xmm", 16)
+        names = ",".join(f"~{{{kind}{i}}}" for i in range(count))  # xmm is the lower part of ymm
+        nothing = ir.FunctionType(ir.VoidType(), [])
+        self.builder.asm(nothing, "", names, [], side_effect=True)
+
+    def settled(self, vector: Any) -> Any:
+        """Return a vector that is computed before those settled later, where registers are few.
+
+        LLVM puts sums off and holds what they are made of: more than 16 registers have room for.
+        """
         if machine.vector_bytes() == 64:
-            names = ",".join(f"~{{zmm{i}}}" for i in range(32))
-            nothing = ir.FunctionType(ir.VoidType(), [])
-            self.builder.asm(nothing, "", names, [], side_effect=True)
+            return vector
+        same = ir.FunctionType(vector.type, [vector.type])
+        return self.builder.asm(same, "", "=x,0", [vector], side_effect=True)
 
     def forget_loads(self) -> None:
         """Let what is loaded from here on be loaded anew.
