@@ -432,6 +432,8 @@ class Net:
         lendable, carried = set(), set()
         if lend and whole and last == count:
             lendable = self._lendable["diff" if "backward" in parts else "data"]
+            if "update" not in parts or accumulate:  # the gradients are added to, or read later
+                lendable = {entry for entry in lendable if entry[1] != "param_diff"}
             if "backward" in parts or self.phase == "TEST":
                 carried = self._carriable
         key = (

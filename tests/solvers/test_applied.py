@@ -111,6 +111,18 @@ def test_gradients_are_added_to_nothing_that_was_not_kept() -> None:
     assert made.net.params["b"][0].diff.any()
 
 
+def test_an_update_by_a_sum_of_gradients_has_all_of_it() -> None:
+    kept, lent = solver(), solver()
+    for made, lend in ((kept, False), (lent, True)):
+        made.net.run(("forward", "backward"))
+        parts, works = ("forward", "backward", "update"), made._update.works
+        numbers = made._numbers(0.1)
+        made.net.run(parts, update=works, numbers=numbers, accumulate=True, lend=lend)
+    for mine, theirs in zip(weights(lent.net), weights(kept.net), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_array_equal(lent.net.params["a"][0].diff, kept.net.params["a"][0].diff)
+
+
 def test_what_was_not_kept_stays_so_through_a_new_shape() -> None:
     made = solver()
     made.step(1)
