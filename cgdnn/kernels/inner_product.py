@@ -30,7 +30,7 @@ _COLUMNS = 1024
 """Columns of a gradient that are computed at a time: the samples' parts of x stay in a cache."""
 _PANEL = 1 << 16
 """Elements of vectors of images that stay in the second cache while all weights meet them."""
-_LARGE = 1 << 22
+LARGE = 1 << 22
 """A gradient of more elements is in no cache when it is wanted: caches would read it to write it
 (VGG-16's fc6 at batch 8, 411 MB: 26 ms, without them 11)."""
 
@@ -144,7 +144,7 @@ def product_tn(a, b, c, accumulate, begin, end):  # type: ignore[no-untyped-def]
     start = ZERO
     if accumulate != 0:
         start = KEEP
-    elif c.size > _LARGE:
+    elif c.size > LARGE:
         start = STREAM
     columns = c.shape[1]
     for left in range(0, columns, _COLUMNS):

@@ -46,9 +46,8 @@ zeros are skipped: each piece copies what they meet."""
 _DENSE_NANOSECONDS, _NONZERO_NANOSECONDS = 0.009, 0.0106
 """Gradient of a weight: each sample, and each that is not zero."""
 _MOVE_NANOSECONDS, _MOVE_LARGE_NANOSECONDS, _APPLY_NANOSECONDS = 0.2, 0.35, 0.3
-"""Update of a weight by a gradient in a cache and by one in memory, of more elements than `_LARGE`;
-and what is to be added where both are one."""
-_LARGE = 1 << 22
+"""Update of a weight by a gradient in a cache and by one in memory, of more elements than
+`kernels.LARGE`; and what is to be added where both are one."""
 _LIST_NANOSECONDS, _NEAR_NANOSECONDS, _LISTED_NANOSECONDS = 0.5, 0.11, 0.013
 """Gradient of the bottom: each element of the top's, bringing each weight near, and the product
 with each sample that is not zero."""
@@ -193,7 +192,7 @@ class InnerProduct(Layer):
     @property
     def _backward_weights_share(self) -> float:
         """How long skipping zeros takes, with the update, where the product takes 1."""
-        move = _MOVE_NANOSECONDS if self._weights <= _LARGE else _MOVE_LARGE_NANOSECONDS
+        move = _MOVE_NANOSECONDS if self._weights <= kernels.LARGE else _MOVE_LARGE_NANOSECONDS
         return self._nonzeros_cost(self.zeros) / (_DENSE_NANOSECONDS * self._samples + move)
 
     @property
@@ -257,7 +256,7 @@ class InnerProduct(Layer):
             operands.temporary("places", (blocks, room), "int32"),
             operands.temporary("starts", (blocks, self._samples + 1), "int64"),
         )
-        source = read_all(operands.top_diff[0], (self._samples, outputs))
+        source, _ = self._samples_of(operands)
         positions = operands.scratch("positions", (sparse.ROWS,), "int32")
         unit = self._unit(self._inputs, near)
         return [
