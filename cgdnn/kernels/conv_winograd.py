@@ -1,12 +1,12 @@
 """Convolution by Winograd's minimal filtering F(m x m, r x r), one piece on one core.
 
 For two spatial axes, stride 1 and dilation 1. An output plane is covered with tiles of m x m
-outputs, each computed from a patch of n x n inputs, n = m + r - 1 for r x r taps, by the matrices
+outputs, for r x r taps each computed from a patch of m + r - 1 inputs on each axis by the matrices
 of `cgdnn.kernels.winograd_points`. For each of the n * n frequencies the sum over channels is a
-matrix product over tiles. Where tiles fill the plane, F(4x4, 3x3), F(5x5, 3x3), F(7x7, 3x3) and
-F(4x4, 5x5) need 4, 4.6, 5.4 and 6.25 times fewer multiplications in the products than the
-convolution; a plane of 14 x 14 outputs is 16 tiles of 36 products by the first, 9 of 49 by the
-second and 4 of 81 by the third.
+matrix product over tiles. Where tiles fill the plane, F(4x4, 3x3), F(5x5, 3x3) and F(7x7, 3x3) need
+4, 4.6 and 5.4 times fewer multiplications in the products than the convolution, F(4x4, 5x5),
+F(7x7, 5x5) and F(8x8, 5x5) 6.25, 8.5 and 9.5; a plane of 14 x 14 outputs is 16 tiles of 36 products
+by the first, 9 of 49 by the second and 4 of 81 by the third.
 
 * forward: V = B^T x B, U = G w G^T, M = V U, y = A^T M A + b;
 * backward_data, whichever has fewer tiles: the forward pass with flipped filters over the input
@@ -21,8 +21,9 @@ a step of its own, `winograd_filters`.
 
 Rounding, in float32 against float64, rms over the largest magnitude of the result, with 32 and with
 512 channels: 2e-7 and 5e-7 for F(4x4, 3x3), 3e-7 and 9e-7 for F(5x5, 3x3), 1.3e-6 and 5e-6 for
-F(7x7, 3x3), 6e-7 and 1.7e-6 for F(4x4, 5x5); weight gradients as with 32 (unfolding: 1e-7). A NaN
-or an infinity in x, w or dy reaches all that depends on it, and up to a tile around.
+F(7x7, 3x3), 6e-7 and 2e-6 for F(4x4, 5x5), 4e-7 and 1.6e-6 for F(7x7, 5x5), 9e-7 and 3.3e-6 for
+F(8x8, 5x5); weight gradients as with 32 (unfolding: 1e-7). A NaN or an infinity in x, w or dy
+reaches all that depends on it, and up to a tile around.
 
 See Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR 2016.
 """
@@ -35,7 +36,7 @@ from cgdnn import machine
 from cgdnn.kernels._jit import INT, REAL, array, device, kernel, scratch
 from cgdnn.kernels.relay import copy_vectors, fill_zero, from_lanes, prefetch_run, to_lanes
 from cgdnn.kernels.vector import lanes_of
-from cgdnn.kernels.winograd_points import VARIANTS
+from cgdnn.kernels.winograd_points import SIZES, VARIANTS
 from cgdnn.kernels.winograd_tiles import (
     add_vectors,
     filters_to_panel,
@@ -63,8 +64,9 @@ _FETCHED = 1 << 19
 _FEWEST_TILES, _MOST_TILES = 32, 100
 _MOST_OF_IMAGE = 64
 """Tiles that a pass takes together of a part of an image, at most."""
-_MOST_SUMMED = 64 * 36
-"""Elements of a channel of the transformed tiles that backward_weights takes together, at most."""
+_LEAST_SUMMED, _MOST_SUMMED = 20, 64 * 36
+"""Tiles that backward_weights takes together where there are so many, and elements of a channel of
+the transformed tiles beyond which it takes no more: dU is passed through for each block of them."""
 _ROWS, _BLOCK_ROWS = 8, 4
 """Most tiles that a product computes at a time; as many take as long as a block does besides."""
 
@@ -97,7 +99,7 @@ def filters_shape(
         backward_data.
     """
     width = min(panel_vectors() * _lanes(), padded(columns))
-    return group * -(-columns // width), (taps + outputs - 1) ** 2, depth + 1, width
+    return group * -(-columns // width), frequencies_of(outputs, taps), depth + 1, width
 
 
 def part_shape(outputs: int, taps: int, depth: int, columns: int) -> tuple[int, int, int]:
@@ -138,7 +140,8 @@ class Blocking:
     @property
     def frequencies(self) -> int:
         """Products for a tile."""
-        return (self.taps + self.outputs - 1) ** 2
+        count: int = frequencies_of(self.outputs, self.taps)
+        return count
 
     @property
     def tiles(self) -> int:
@@ -177,7 +180,7 @@ def choose_blocking(
 
     `summed` is whether it is for backward_weights, whose products sum over the tiles.
     """
-    frequencies = (taps + outputs - 1) ** 2
+    frequencies = frequencies_of(outputs, taps)
     weights = 4 * frequencies * padded(channels) * padded(filters)
     tile = 4 * frequencies * (padded(channels) + padded(filters))
     room = _NEAR_BYTES - weights
@@ -185,7 +188,7 @@ def choose_blocking(
         room = 2 * weights // 3
     most = min(_MOST_TILES, max(_FEWEST_TILES, room // tile))
     if summed:
-        most = min(most, _MOST_SUMMED // frequencies)
+        most = min(most, max(_LEAST_SUMMED, _MOST_SUMMED // frequencies))
     rows, columns = grid
     if rows * columns <= most:
         counts = range(1, min(images, most // (rows * columns)) + 1)
@@ -215,6 +218,12 @@ def variant_of(outputs, taps):  # type: ignore[no-untyped-def]
     while VARIANTS[index][0] != outputs or VARIANTS[index][1] != taps:
         index += 1
     return index
+
+
+@device
+def frequencies_of(outputs, taps):  # type: ignore[no-untyped-def]
+    """Return the products for a tile, n * n."""
+    return SIZES[variant_of(outputs, taps)] ** 2
 
 
 @device
@@ -790,7 +799,8 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
     width = min(panel_columns(x), filter_blocks * lanes)
     du_panel = (channel_blocks * lanes + 1) * width
     du_frequency = (together + width - 1) // width * du_panel
-    calls = patch * patch * ((together + width - 1) // width)
+    frequencies = frequencies_of(outputs, taps)
+    calls = frequencies * ((together + width - 1) // width)
     blocking, covered = (images, down, across, outputs), (dy.shape[2], dy.shape[3])
     first = begin * span
     blocks = _block_count(covered, blocking, first, end * span)
@@ -818,7 +828,7 @@ def conv_backward_weights_winograd(  # type: ignore[no-untyped-def]
                 calls - calls // 2,
             )  # fmt: skip
             call = 0
-            for frequency in range(patch * patch):
+            for frequency in range(frequencies):
                 for left in range(0, together, width):
                     if call < calls // 2:
                         near, share = dy, _share_of(dy_shares, call)

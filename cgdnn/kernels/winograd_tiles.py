@@ -77,13 +77,32 @@ def _mirrored(lines: Matrix) -> list[tuple[int, int]]:
     return pairs
 
 
+def _summed(lines: Matrix) -> list[tuple[int, int, int]]:
+    """Return three lines where two have no common column, and their sum is the third."""
+    return [
+        (i, j, k)
+        for k, line in enumerate(lines)
+        for j in range(k)
+        for i in range(j)
+        if all(a + b == c and 0 in (a, b) for a, b, c in zip(lines[i], lines[j], line, strict=True))
+        and any(lines[i])
+        and any(lines[j])
+    ]
+
+
 def matrix_product(e: Emitter, matrix: Matrix, vectors: list[Any]) -> list[Any]:
-    """Return the matrix times a column of vectors; what the points p and -p share is done once."""
+    """Return the matrix times a column of vectors; what the points p and -p share is done once.
+
+    So is what the rows or columns of +-i share: one is the sum of two others, or a part of them.
+    """
     build = e.builder
     columns = transposed(matrix)
+    vectors = [*vectors]
+    for i, j, k in _summed(columns):
+        vectors[i], vectors[j] = (build.fadd(vectors[each], vectors[k]) for each in (i, j))
+        columns[k] = [Fraction(0)] * len(matrix)
     for i, j in _mirrored(columns):
         a, b = columns[i], columns[j]
-        vectors = [*vectors]
         vectors[i], vectors[j] = (
             build.fadd(vectors[i], vectors[j]),
             build.fsub(vectors[i], vectors[j]),
@@ -97,10 +116,13 @@ def matrix_product(e: Emitter, matrix: Matrix, vectors: list[Any]) -> list[Any]:
         odd = [p if p != q else Fraction(0) for p, q in zip(rows[i], rows[j], strict=True)]
         a, b = _combine(e, even, vectors), _combine(e, odd, vectors)
         results[i], results[j] = build.fadd(a, b), build.fsub(a, b)
-    return [
-        _combine(e, row, vectors) if result is None else result
-        for row, result in zip(rows, results, strict=True)
-    ]
+    sums = {k: (i, j) for i, j, k in _summed(rows)}
+    for k, row in enumerate(rows):
+        if k in sums:
+            results[k] = build.fadd(*(results[each] for each in sums[k]))
+        elif results[k] is None:
+            results[k] = _combine(e, row, vectors)
+    return results
 
 
 def _both_sides(

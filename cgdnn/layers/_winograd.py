@@ -30,7 +30,7 @@ from cgdnn.layers._partial import add_partials
 
 _PRODUCT, _FILTER, _GRADIENT = 0.0042, 0.3, 0.35
 """Nanoseconds of a flop in the products, and of an element of U and dU."""
-_INPUT, _OUTPUT = {4: 0.16, 5: 0.2, 7: 0.2}, {4: 0.11, 5: 0.14, 7: 0.15}
+_INPUT, _OUTPUT = {4: 0.16, 5: 0.2, 7: 0.2, 8: 0.25}, {4: 0.11, 5: 0.14, 7: 0.15, 8: 0.19}
 """Nanoseconds of an element of V and M, by the outputs of a tile on an axis."""
 _RELAY = 0.07
 """Nanoseconds of bringing an element of a blob into lanes, or out of them."""

@@ -289,7 +289,8 @@ def test_what_is_not_finite_reaches_the_weights():
 
 
 @pytest.mark.parametrize(
-    ("outputs", "taps", "limit"), [(4, 3, 3e-7), (5, 3, 6e-7), (7, 3, 2e-6), (4, 5, 1e-6)]
+    ("outputs", "taps", "limit"),
+    [(4, 3, 3e-7), (5, 3, 6e-7), (7, 3, 2e-6), (4, 5, 1e-6), (7, 5, 1e-6), (8, 5, 2e-6)],
 )
 def test_rounding_stays_below_the_documented_bound(outputs, taps, limit):
     case = Case("quick2", "float32", outputs=outputs)
