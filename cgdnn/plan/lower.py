@@ -176,8 +176,11 @@ class Lowering:
         absorbed = {other for index in heads for other in self.assembly.layers[index].absorbed}
 
         def add(index: int, which: str) -> None:
-            made = self._pass(index, which, homes, with_followers=index in heads)
-            (spared if index in absorbed else works).extend(made)
+            if index in absorbed:  # what does not run brings nothing up to date
+                elsewhere = _Homes(self.assembly, dict(homes.fresh))
+                spared.extend(self._pass(index, which, elsewhere))
+            else:
+                works.extend(self._pass(index, which, homes, with_followers=index in heads))
 
         for part in parts:
             if part in ("forward", "again"):

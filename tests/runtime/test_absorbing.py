@@ -1,10 +1,13 @@
 """Batch normalization with the Scale and the ReLU behind it, as one or one by one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from google.protobuf import text_format
 
 from cgdnn.errors import UsageError
+from cgdnn.layers._layout import CHANNEL_LANE, lanes
 from cgdnn.layers.batch_norm import BatchNorm
 from cgdnn.plan.check import check
 from cgdnn.proto.cgdnn_pb2 import NetParameter
@@ -17,23 +20,24 @@ LEAKY = RELU.replace("}", "relu_param { negative_slope: 0.1 } }")
 FALLING = RELU.replace("}", "relu_param { negative_slope: -1 } }")
 
 
-def made(*followers, phase="TRAIN"):
+def made(*followers, phase="TRAIN", filters=5, last="c"):
     text = """
     layer { name: "in" type: "Input" top: "x" input_param { shape { dim: [6, 3, 8, 9] } } }
     layer { name: "other" type: "Input" top: "t" input_param { shape { dim: [6, 2] } } }
     layer { name: "conv" type: "Convolution" bottom: "x" top: "c" convolution_param {
-      num_output: 5 kernel_size: 3 weight_filler { type: "xavier" } } }
+      num_output: %d kernel_size: 3 weight_filler { type: "xavier" } } }
     layer { name: "bn" type: "BatchNorm" bottom: "c" top: "c" }
     %s
-    layer { name: "ip" type: "InnerProduct" bottom: "c" top: "y" inner_product_param {
+    layer { name: "ip" type: "InnerProduct" bottom: "%s" top: "y" inner_product_param {
       num_output: 2 weight_filler { type: "xavier" } } }
     layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "loss" }
     """
-    net = Net(text_format.Parse(text % "\n".join(followers), NetParameter()), phase, threads=2)
+    text %= (filters, "\n".join(followers), last)
+    net = Net(text_format.Parse(text, NetParameter()), phase, threads=2)
     rng = np.random.default_rng(0)
     net.blobs["x"].data[...] = rng.standard_normal((6, 3, 8, 9))
-    net.params["scale"][0].data[...] = rng.standard_normal(5)
-    net.params["scale"][1].data[...] = rng.standard_normal(5)
+    net.params["scale"][0].data[...] = rng.standard_normal(filters)
+    net.params["scale"][1].data[...] = rng.standard_normal(filters)
     return net
 
 
@@ -123,3 +127,24 @@ def test_zeros_are_counted_without_taking_the_chain_apart():
         name: 1 - np.count_nonzero(diff) / diff.size for name, diff in diffs.items()
     }
     assert "scale.forward" not in names(net)
+
+
+def test_a_gradient_that_lies_otherwise_is_brought_to_the_layer_that_absorbs():
+    behind = f"""
+    layer {{ name: "wide" type: "Convolution" bottom: "c" top: "w" convolution_param {{
+      num_output: {lanes()} kernel_size: 3 weight_filler {{ type: "xavier" }} }} }}
+    """
+    plain, mixed = (made(SCALE, RELU, behind, filters=lanes(), last="w") for _ in range(2))
+    index = next(i for i, p in enumerate(mixed.assembly.layers) if p.node.name == "wide")
+    layer = mixed.assembly.layers[index].layer
+    choices = mixed.lowering.choices[index]
+    choices["backward_data"] = next(
+        replace(candidate, layouts=(pair,))
+        for candidate in layer.candidates("backward_data")
+        for pair in candidate.layouts
+        if candidate.serves(layer) and pair[0] == CHANNEL_LANE
+    )
+    for net in (plain, mixed):
+        net.run(BOTH)
+    assert "c.diff.to_nchw" in names(mixed)
+    same(mixed, plain)
