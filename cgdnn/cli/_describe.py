@@ -86,13 +86,15 @@ def plan_iteration(lowering: Lowering) -> Program:
     assembly = lowering.assembly
     training = assembly.graph.phase == "TRAIN"
     update = plan_update(assembly, UpdateRule(sgd_update, 1, ("momentum",)), clip=-1)
+    lendable = assembly.lendable()
+    values = {entry for entry in lendable if entry[1] == "data"}
     return lowering.program(
         ("forward", "backward", "update") if training else ("forward",),
         0,
         len(assembly.layers),
         update=update.works,
-        lent=[entry for entry in assembly.lendable() if (entry[1] != "data") == training],
-        carried=[entry for entry in assembly.lendable() if entry[1] == "data"],
+        lent=lendable - values if training and not lowering.exceeds_caches else lendable,
+        carried=values,
     )
 
 

@@ -22,6 +22,7 @@ from cgdnn.errors import InternalError
 from cgdnn.kernels._jit import Kernel
 from cgdnn.kernels.random import key_of
 from cgdnn.layers._base import (
+    Argument,
     Buffer,
     Candidate,
     Operands,
@@ -46,7 +47,9 @@ from cgdnn.plan.tune import TuningTable, choose, measured
 
 ARENA = 0  # the space number of the shared arena
 _CACHED_BYTES = 64 << 20
-"""Values of a net beyond which its tasks run depth first: twice what last caches hold."""
+"""Values of a net that exceed caches: twice what last ones hold."""
+_NONZEROS = "plan.nonzeros"
+"""Name of a layer's count of non-zeros among its states."""
 
 Fresh = dict[tuple[int, str], frozenset[str]]
 
@@ -197,7 +200,7 @@ class Lowering:
                         add(index, "backward_data")
             else:
                 works += update
-        works, applied = self._apply(works, lent)
+        works, applied = self._apply(self._overwriting(works, lent), lent)
         needed, unmade = self._needed(works, lent)
         program = self._finish(needed, homes.fresh, lent, carried)
         program.unmade = unmade | applied
@@ -212,6 +215,22 @@ class Lowering:
             i for i in range(first, last) if layers[i].absorbed and layers[i].absorbed[-1] < last
         }
 
+    def _overwriting(self, works: list[Work], lent: Collection[tuple[int, str]]) -> list[Work]:
+        """Let the first step that could add to a lent gradient only write it: nothing is there."""
+        gradients = self._gradients(lent)
+
+        def written(argument: Argument) -> Argument:
+            if not isinstance(argument, Use) or root(argument.buffer) not in gradients:
+                return argument
+            return replace(argument, mode="write") if argument.mode == "update" else argument
+
+        found = []
+        for work in works:
+            arguments = [written(argument) for argument in work.step.arguments]
+            gradients -= {root(use.buffer) for use in arguments if isinstance(use, Use)}
+            found.append(replace(work, step=replace(work.step, arguments=arguments)))
+        return found
+
     def _apply(
         self, works: list[Work], lent: Collection[tuple[int, str]]
     ) -> tuple[list[Work], set[Buffer]]:
@@ -222,8 +241,7 @@ class Lowering:
         tuple of (list of Work, set of Buffer)
             The works, and the gradients that none writes.
         """
-        gradients = {root(self.assembly.params[i].diff) for i, kind in lent if kind == "param_diff"}
-        users: dict[Buffer, list[int]] = {gradient: [] for gradient in gradients}
+        users: dict[Buffer, list[int]] = {gradient: [] for gradient in self._gradients(lent)}
         for number, work in enumerate(works):
             for argument in work.step.arguments:
                 if isinstance(argument, Use) and root(argument.buffer) in users:
@@ -416,7 +434,7 @@ class Lowering:
                 else:
                     tasks += _cut(replace(work, step=chain.merged), self)
         found, made = first_uses(tasks)
-        free = self._roots(lent) - found if lent else set()
+        free = (self._roots(lent) | self._gradients(lent)) - found if lent else set()
         placement = place(tasks, self.size_of, free, pieces)
         spaces = _Spaces()
         for task in tasks:
@@ -431,7 +449,7 @@ class Lowering:
             ordered,
             successors,
             waits,
-            furthest(ordered) if self._exceeds_caches else urgency(ordered, successors),
+            furthest(ordered) if self.exceeds_caches else urgency(ordered, successors),
             placement.places,
             placement.arena_bytes,
             placement.scratch_bytes,
@@ -442,8 +460,12 @@ class Lowering:
         )
 
     @property
-    def _exceeds_caches(self) -> bool:
-        """Whether the values of all blobs are larger than caches."""
+    def exceeds_caches(self) -> bool:
+        """Whether the values of all blobs are larger than caches.
+
+        Then tasks run depth first, and a run that trains may be lent values, too. In a small net
+        that would save little, and make tasks wait for each other.
+        """
         homes = {root(blob.data) for blob in self.assembly.blobs}
         return sum(map(self.size_of, homes)) > _CACHED_BYTES
 
@@ -455,8 +477,13 @@ class Lowering:
         """
         roots = self._homes(lent)
         if any(kind == "data" for _, kind in lent):
-            roots |= {s for planned in self.assembly.layers for s in planned.states.values()}
+            for planned in self.assembly.layers:
+                roots |= {s for name, s in planned.states.items() if name != _NONZEROS}
         return roots
+
+    def _gradients(self, lent: Collection[tuple[int, str]]) -> set[Buffer]:
+        """Return the gradients of parameters that are lent."""
+        return {root(self.assembly.params[i].diff) for i, kind in lent if kind == "param_diff"}
 
     def _homes(self, entries: Collection[tuple[int, str]]) -> set[Buffer]:
         """Return the memory of these blobs and kinds, which no other blob has a part in."""
@@ -608,7 +635,7 @@ def count_nonzero(array: npt.NDArray[Any], count: npt.NDArray[Any]) -> None:
 
 def _nonzeros(planned: PlannedLayer) -> Buffer:
     name = f"{planned.node.name}.nonzeros"
-    return planned.states.setdefault("plan.nonzeros", Buffer(name, (1,), "int64", "state"))
+    return planned.states.setdefault(_NONZEROS, Buffer(name, (1,), "int64", "state"))
 
 
 class _Spaces:

@@ -103,4 +103,5 @@ class Program:
     def lost(self) -> set[Buffer]:
         """The blobs, diffs and states that the program is lent: they hold nothing after a run."""
         lent = self.places.keys() | self.carried.keys()
-        return self.unmade | {b for b in lent if b.kind in ("data", "diff", "state")}
+        kinds = ("data", "diff", "param_diff", "state")
+        return self.unmade | {buffer for buffer in lent if buffer.kind in kinds}

@@ -158,11 +158,9 @@ class Net:
         """What absorbed layers would have kept, had they run on their own."""
         lendable = assembly.lendable()
         self._lendable = {
-            "data": {entry for entry in lendable if entry[1] == "data" and self.phase == "TEST"},
+            "data": {entry for entry in lendable if entry[1] == "data"},
             "diff": {entry for entry in lendable if entry[1] != "data"},
         }
-        self._carriable = {entry for entry in lendable if entry[1] == "data"}
-        """Values that a run over all layers may hand from layer to layer piece by piece."""
         self._counted = False
         self._programs: dict[tuple[Any, ...], ThreadedRun] = {}
         for index, blob in enumerate(assembly.blobs):
@@ -208,7 +206,6 @@ class Net:
                 self._compute_again()
             self._pinned.add((index, kind))
             self._lendable[kind].discard((index, kind))
-            self._carriable.discard((index, kind))
             self._bring_home(index, kind)
         return self._state.array(self.assembly.blobs[index].homes[kind, "nchw"])
 
@@ -222,7 +219,6 @@ class Net:
         They follow from the inputs and the parameters as these are now.
         """
         self._lendable["data"].clear()
-        self._carriable.clear()
         undo = self.remember()
         self.counter -= 1  # the same pass once more
         try:
@@ -273,7 +269,7 @@ class Net:
             if root(diff) in self._lost:
                 raise UsageError(
                     f"{self.assembly.params[planned.params[index]].label}: its diff was not kept, "
-                    "since a whole iteration applies it as it is computed; from now on it is. "
+                    "since a whole iteration reuses its memory; from now on it is. "
                     "Run an iteration first."
                 )
             return self._state.array(diff)
@@ -411,12 +407,12 @@ class Net:
         accumulate : bool
             Add to the parameter diffs instead of overwriting them.
         lend : bool
-            Let values or diffs that nobody has touched yet reuse each other's memory, where the
-            run goes over all layers: the diffs where it has a backward pass, the values and what
-            layers keep beside them where it has none in the phase TEST (in TRAIN a backward pass
-            can follow). Values that no step needs but the one behind may exist piece by piece only;
-            asked for, they are computed again from the parameters as these are then. Gradients of
-            parameters may be applied as they are computed, and not be kept.
+            Let values and diffs that nobody has touched yet reuse each other's memory, where the
+            run goes over all layers and is in the phase TEST or has a backward pass (in TRAIN one
+            can follow): diffs, those of parameters included where the run applies them; in TEST,
+            and where all values are larger than caches, values and what layers keep beside them.
+            Values that no step needs but the one behind may exist piece by piece only. Asked for,
+            values are computed again from the parameters as these are then.
         trace : bool
             Return when each task ran.
         """
@@ -430,12 +426,12 @@ class Net:
         counting = self._watching and "backward" in parts
         fresh = {} if whole else {k: v for k, v in self._fresh.items() if v != _NCHW}
         lendable, carried = set(), set()
-        if lend and whole and last == count:
-            lendable = self._lendable["diff" if "backward" in parts else "data"]
+        if lend and whole and last == count and ("backward" in parts or self.phase == "TEST"):
+            lendable, carried = self._lendable["diff"], self._lendable["data"]
+            if self.phase == "TEST" or self.lowering.exceeds_caches:
+                lendable = lendable | carried
             if "update" not in parts or accumulate:  # the gradients are added to, or read later
                 lendable = {entry for entry in lendable if entry[1] != "param_diff"}
-            if "backward" in parts or self.phase == "TEST":
-                carried = self._carriable
         key = (
             *(tuple(parts), first, last, counting, len(lendable), len(carried)),
             tuple(sorted(fresh.items(), key=str)),
@@ -467,8 +463,8 @@ class Net:
             for buffer in sorted(missing, key=lambda buffer: buffer.name):
                 if buffer.kind == "param_diff":
                     raise UsageError(
-                        f"{buffer.name} was not kept, since a whole iteration applies gradients as "
-                        "they are computed. Call clear_param_diffs before gradients are added up."
+                        f"{buffer.name} was not kept, since a whole iteration reuses its memory. "
+                        "Call clear_param_diffs before gradients are added up."
                     )
                 raise UsageError(
                     f"{buffer.name} was not kept, since gradients of a whole iteration reuse "

@@ -127,9 +127,8 @@ class Solver:
     tuning : TuningTable, optional
         Measurements to choose kernels by; see `Net`.
     lend : bool
-        Let blobs and diffs that nobody has looked at before the first iteration reuse memory, and
-        gradients of parameters be applied as they are computed, as the command line does; see
-        `Net.run`.
+        Let blobs and diffs that nobody has looked at before the first iteration reuse memory, the
+        diffs of parameters included, as the command line does; see `Net.run`.
     exact : bool
         Forbid Winograd's algorithm; see `Net`.
 

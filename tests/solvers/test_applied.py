@@ -7,6 +7,7 @@ import pytest
 from google.protobuf import text_format
 
 from cgdnn.errors import UsageError
+from cgdnn.plan import lower
 from cgdnn.proto.cgdnn_pb2 import NetParameter, SolverParameter
 from cgdnn.runtime.net import Net
 from cgdnn.solvers._base import Solver
@@ -31,6 +32,20 @@ layer { name: "d" type: "InnerProduct" bottom: "x" top: "d" param { name: "w" }
 layer { name: "more" type: "EuclideanLoss" bottom: "c" bottom: "d" top: "more" }
 """
 )
+CONVOLUTIONS = """
+layer { name: "in" type: "Input" top: "x" input_param { shape { dim: [32, 3, 12, 12] } } }
+layer { name: "other" type: "Input" top: "y" input_param { shape { dim: [32, 3] } } }
+layer { name: "a" type: "Convolution" bottom: "x" top: "a" convolution_param {
+  num_output: 16 kernel_size: 5 pad: 2 weight_filler { type: "xavier" } } }
+layer { name: "p" type: "Pooling" bottom: "a" top: "p" pooling_param { kernel_size: 2 stride: 2 } }
+layer { name: "b" type: "Convolution" bottom: "p" top: "b" convolution_param {
+  num_output: 32 kernel_size: 3 pad: 1 group: 2 weight_filler { type: "xavier" } } }
+layer { name: "n" type: "BatchNorm" bottom: "b" top: "b" }
+layer { name: "s" type: "Scale" bottom: "b" top: "b" scale_param { bias_term: true } }
+layer { name: "c" type: "InnerProduct" bottom: "b" top: "c" inner_product_param {
+  num_output: 3 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "EuclideanLoss" bottom: "c" bottom: "y" top: "loss" }
+"""
 FORCED = {f"{layer}.backward_weights": "sparse" for layer in "abcd"}
 
 
@@ -133,20 +148,35 @@ def test_what_was_not_kept_stays_so_through_a_new_shape() -> None:
         _ = made.net.params["a"][0].diff
 
 
-@pytest.mark.parametrize("fields", [{"clip_gradients": 1.0}, {"iter_size": 2}])
-def test_what_others_need_is_kept(fields: dict[str, float]) -> None:
-    kept, lent = solver(lend=False, **fields), solver(**fields)
+@pytest.mark.parametrize(
+    ("net", "fields"),
+    [(NET, {"clip_gradients": 1.0}), (NET, {"iter_size": 2}), (SHARED, {})],
+    ids=["clipped", "summed", "shared"],
+)
+def test_what_others_need_is_not_merged(net: str, fields: dict[str, float]) -> None:
+    kept, lent = solver(net, lend=False, **fields), solver(net, **fields)
     kept.step(2)
     lent.step(2)
-    np.testing.assert_array_equal(lent.net.params["a"][0].diff, kept.net.params["a"][0].diff)
     for mine, theirs in zip(weights(lent.net), weights(kept.net), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_shared_weights_keep_the_sum_of_their_gradients() -> None:
-    kept, lent = solver(SHARED, lend=False), solver(SHARED)
-    kept.step(2)
+@pytest.mark.parametrize("cached", [64 << 20, 0], ids=["gradients", "values"])
+def test_memory_is_reused_whatever_it_holds(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lower, "_CACHED_BYTES", cached)
+    kept, lent = solver(CONVOLUTIONS, lend=False), solver(CONVOLUTIONS)
+    for made in (kept, lent):
+        made.net.choose_kernels({})
+    lent.step(1)
+    lent.net._state.shared("arena", 0)[...] = 0xFF  # NaN in any type
     lent.step(2)
-    np.testing.assert_array_equal(lent.net.params["c"][0].diff, kept.net.params["c"][0].diff)
+    kept.step(3)
     for mine, theirs in zip(weights(lent.net), weights(kept.net), strict=True):
         np.testing.assert_array_equal(mine, theirs)
+    assert exists(kept, 0)
+    assert not exists(lent, 0)
+    values = lent.net.assembly.blobs[lent.net.assembly.layers[-2].node.bottoms[0]].data
+    assert (values in lent.net._state._arrays) == (cached > 0)
+    kept.net.forward()
+    lent.net.forward()
+    np.testing.assert_array_equal(lent.net.blobs["b"].data, kept.net.blobs["b"].data)
