@@ -3,8 +3,9 @@
 A blob is an array (G, C, H, W, L): group g holds the images g * L to g * L + L - 1, and each place
 of a plane is one vector of float32, or two of float64. Any count of channels is as good as another.
 Patches are read from x and written to y where they lie; of those at the edges, what lies outside is
-taken for zero or left out. Some tiles are taken at a time, with all channels of x and some of y, so
-that V and M stay in the second cache; what the next plane needs is brought near meanwhile.
+taken for zero or left out. Some tiles are taken at a time, of one group or, where a plane has
+fewer, of a span of groups, with all channels of x and some of y. V and M of the small tiles then
+stay in the second cache; what the next plane needs is brought near meanwhile.
 
 * forward: M = U V, scalars times vectors of images;
 * backward_data, by the transposed algorithm: dV = U^T dM;
@@ -12,19 +13,27 @@ that V and M stay in the second cache; what the next plane needs is brought near
   to have filters in the lanes, and each element of V is a scalar. If up to 3/8 of a vector is left,
   the products are summed lane by lane, and the lanes at the end.
 
-See `cgdnn.kernels.conv_winograd` for the algorithm and its rounding.
+See `cgdnn.kernels.conv_winograd` for the algorithm and its rounding, and `SERVED` for the tiles.
 
 Nanoseconds on one core (Zen 5, 16 lanes of float32), for a cost estimate: 0.0041 for a flop of the
 products; for an element of V and of M, forward 0.062 and 0.055; of dM and of dV, backward_data
 0.052 and 0.084; of V and of dM, backward_weights 0.11 and 0.092, with `filters_computed`. That was
-within 10 % of the time of fourteen shapes.
+within 10 % of the time of fourteen shapes. Of tiles larger than `OUTPUTS`, whose U, V and M pass
+through the third cache: 0.08 and 0.09, 0.09 and 0.09, 0.14 and 0.16.
 """
 
 from __future__ import annotations
 
 from cgdnn.kernels._jit import INT, array, device, kernel, scratch
 from cgdnn.kernels.conv_winograd import filters_scratch as gradient_scratch
-from cgdnn.kernels.conv_winograd import finish_filters, grid_of, padded, sides, variant_of
+from cgdnn.kernels.conv_winograd import (
+    finish_filters,
+    frequencies_of,
+    grid_of,
+    padded,
+    sides,
+    variant_of,
+)
 from cgdnn.kernels.relay import fill_zero, to_lanes
 from cgdnn.kernels.vector import add_sum, lanes_of
 from cgdnn.kernels.winograd_images_tiles import (
@@ -42,25 +51,28 @@ _PADDING = 5
 """Vectors between frequencies, as in `cgdnn.kernels.conv_winograd`."""
 _NEAR_BYTES = 800 << 10
 """Part of the second cache that U, V and M may fill, in bytes of float32."""
+_MOST_BYTES = 1 << 20
+"""Bytes that U of tiles larger than `OUTPUTS` may have."""
 _GRADIENT_BYTES = 600 << 10
 """Part of the second cache that dM may fill in backward_weights, in bytes of float32."""
 _FAR = 128 << 10
 """Elements of x and y of a group beyond which the next planes are brought near; below that, they
 are, and it would only take time."""
 _LEAST_TILES, _MOST_TILES = 2, 8
-_LEAST_FILTERS, _WHOLE_ROWS = 8, 10
-"""Channels of y at a time, and a number of them that fills tiles of a product."""
+_LEAST_FILTERS, _WHOLE_ROWS, _MOST_FILTERS = 8, 10, 64
+"""Channels of y at a time, at least; a number of them that fills tiles of a product; and at most,
+with tiles larger than `OUTPUTS`."""
 _MOST_VECTORS = 2
 """Vectors of filters that backward_weights takes at a time."""
 
 
-def filters_shape(taps: int, filters: int, channels: int) -> tuple[int, int]:
+def filters_shape(outputs: int, taps: int, filters: int, channels: int) -> tuple[int, int]:
     """Return the shape of U: (n * n, Co * C rounded up to an odd number of vectors).
 
     With any other number frequencies may all fall into the same sets of a cache.
     """
     vectors = padded(filters * channels) // padded(1)
-    return (taps + OUTPUTS - 1) ** 2, (vectors | 1) * padded(1)
+    return frequencies_of(outputs, taps), (vectors | 1) * padded(1)
 
 
 def filters_scratch(taps: int) -> int:
@@ -68,54 +80,85 @@ def filters_scratch(taps: int) -> int:
     return (taps**2 + padded(1)) * padded(1)
 
 
-def choose_blocking(taps: int, depth: int, columns: int, tiles: int) -> tuple[int, int]:
-    """Return how many tiles and how many channels of y are taken at a time.
+def choose_blocking(
+    outputs: int, taps: int, depth: int, columns: int, tiles: int, groups: int
+) -> tuple[int, int, int]:
+    """Return how many groups, tiles of each of them and channels of y are taken at a time.
+
+    The third cache is fast enough for tiles larger than `OUTPUTS` if two of them use what is read
+    of U, and all channels of y what is read of V.
 
     Parameters
     ----------
-    taps : int
+    outputs, taps : int
     depth, columns : int
         Channels of x and of y; where the algorithm is transposed, of dy and of dx.
     tiles : int
         Tiles of an image.
+    groups : int
+        Groups of the batch, of which those taken at a time are a divisor.
     """
-    vector, left = _room(taps, depth, columns)
-    together = _MOST_TILES
-    while together > _LEAST_TILES and together * (depth + _LEAST_FILTERS) * vector > left:
-        together //= 2
-    together = min(together, tiles)
-    most = max(_LEAST_FILTERS, left // (vector * together) - depth)
-    most = most // _WHOLE_ROWS * _WHOLE_ROWS or most
-    return together, -(-columns // -(-columns // most))
+    together, most = _LEAST_TILES, _MOST_FILTERS
+    if outputs == OUTPUTS:
+        vector, left = _room(outputs, taps, depth, columns)
+        together = _MOST_TILES
+        while together > _LEAST_TILES and together * (depth + _LEAST_FILTERS) * vector > left:
+            together //= 2
+        most = max(_LEAST_FILTERS, left // (vector * min(together, tiles)) - depth)
+        most = most // _WHOLE_ROWS * _WHOLE_ROWS or most
+    return _span(tiles, groups), min(together, tiles), -(-columns // -(-columns // most))
 
 
-def _room(taps: int, depth: int, columns: int) -> tuple[int, int]:
+def _span(tiles: int, groups: int) -> int:
+    """Return how many of these groups are taken at a time, for products of two vectors at least."""
+    return 2 if tiles == 1 and groups % 2 == 0 else 1
+
+
+def _room(outputs: int, taps: int, depth: int, columns: int) -> tuple[int, int]:
     """Return the bytes of a tile of one channel, and those that U leaves in the second cache."""
-    vector = 4 * padded(1) * (taps + OUTPUTS - 1) ** 2
+    vector = 4 * padded(1) * frequencies_of(outputs, taps)
     return vector, _NEAR_BYTES - vector * depth * columns // padded(1)
 
 
-def stays_near(taps: int, channels: int, filters: int) -> bool:
-    """Tell whether U and the smallest blocks of V and M of both passes fit the second cache."""
-    vector, left = _room(taps, channels, filters)
+def stays_near(outputs: int, taps: int, channels: int, filters: int) -> bool:
+    """Tell whether U and the smallest blocks of V and M of both passes fit the second cache.
+
+    Of tiles larger than `OUTPUTS`, whether U alone does.
+    """
+    vector, left = _room(outputs, taps, channels, filters)
+    if outputs > OUTPUTS:
+        return _NEAR_BYTES - left <= _MOST_BYTES
     return _LEAST_TILES * (max(channels, filters) + _LEAST_FILTERS) * vector <= left
 
 
-def scratch_of(taps: int, depth: int, blocking: tuple[int, int]) -> tuple[int, int]:
+def scratch_of(
+    outputs: int, taps: int, depth: int, blocking: tuple[int, int, int]
+) -> tuple[int, int]:
     """Return the elements of V and M for `conv_winograd_images`."""
-    tiles, columns = blocking
-    v, m = (_tiles_scratch(taps, channels * tiles) for channels in (depth, columns))
+    span, tiles, columns = blocking
+    v, m = (_tiles_scratch(outputs, taps, each * span * tiles) for each in (depth, columns))
     return v, m
 
 
-def choose_weights_blocking(taps: int, filters: int, tiles: int) -> tuple[int, int]:
-    """Return how many tiles and how many vectors of filters backward_weights takes at a time."""
+def choose_weights_blocking(
+    outputs: int, taps: int, filters: int, tiles: int, groups: int
+) -> tuple[int, int, int]:
+    """Return how many groups, tiles and vectors of filters backward_weights takes at a time.
+
+    Parameters
+    ----------
+    outputs, taps, filters : int
+    tiles : int
+        Tiles of an image.
+    groups : int
+        Groups of a piece, of which those taken at a time are a divisor.
+    """
     vectors = min(_MOST_VECTORS, padded(filters) // padded(1))
-    tile = 4 * (taps + OUTPUTS - 1) ** 2 * padded(1) * padded(1) * vectors
+    tile = 4 * frequencies_of(outputs, taps) * padded(1) * padded(1) * vectors
     together = _MOST_TILES
     while together > _LEAST_TILES and together * tile > _GRADIENT_BYTES:
         together //= 2
-    return min(together, tiles), vectors
+    return _span(tiles, groups), min(together, tiles), vectors
 
 
 def filters_computed(filters: int) -> int:
@@ -124,36 +167,35 @@ def filters_computed(filters: int) -> int:
 
 
 def weights_scratch_of(
-    taps: int, channels: int, filters: int, plane: tuple[int, int], blocking: tuple[int, int]
+    outputs: int, taps: int, channels: int, filters: int, blocking: tuple[int, int, int]
 ) -> tuple[int, int, int, int, int, int]:
     """Return the elements of scratch of `conv_backward_weights_winograd_images`.
 
     Parameters
     ----------
-    taps, channels, filters : int
-    plane : tuple of int
-        Rows and columns of dy.
+    outputs, taps, channels, filters : int
     blocking : tuple of int
         From `choose_weights_blocking`.
     """
-    tiles, vectors = blocking
+    span, tiles, vectors = blocking
     lanes = padded(1)
     panels = -(-padded(filters) // (vectors * lanes))
     rest = max(_left_over(filters, lanes), _left_over(filters, lanes // 2))  # or in float64
-    rows = OUTPUTS * max(1, tiles // grid_of(OUTPUTS, *plane)[1])
+    together = span * tiles
     return (
         gradient_scratch(taps),
-        padded(filters) * rows * plane[1] * lanes,
-        _tiles_scratch(taps, channels * tiles),
-        _tiles_scratch(taps, lanes * tiles * vectors),
-        _tiles_scratch(taps, panels * vectors * channels),
-        _tiles_scratch(taps, rest * channels),
+        outputs**2 * tiles * lanes * lanes,
+        _tiles_scratch(outputs, taps, channels * together),
+        _tiles_scratch(outputs, taps, lanes * together * vectors),
+        _tiles_scratch(outputs, taps, panels * vectors * channels),
+        _tiles_scratch(outputs, taps, rest * channels),
     )
 
 
-def _tiles_scratch(taps: int, vectors: int) -> int:
+def _tiles_scratch(outputs: int, taps: int, vectors: int) -> int:
     """Return the elements of so many vectors for each frequency."""
-    return (taps + OUTPUTS - 1) ** 2 * (vectors + _PADDING) * padded(1)
+    count: int = frequencies_of(outputs, taps) * (vectors + _PADDING) * padded(1)
+    return count
 
 
 @device
@@ -163,15 +205,19 @@ def _left_over(filters, lanes):  # type: ignore[no-untyped-def]
     return rest if 8 * rest <= 3 * lanes else 0  # more are faster as a vector
 
 
-@kernel(array(4), array(2), INT, scratch(1), INT, INT)
-def winograd_images_filters(w, u, together, plane, begin, end):  # type: ignore[no-untyped-def]
+@kernel(array(4), array(2), INT, INT, scratch(1), INT, INT)
+def winograd_images_filters(  # type: ignore[no-untyped-def]
+    w, u, outputs, together, plane, begin, end
+):
     """Set the units [begin, end) of U, each of `together` pairs of a filter and a channel.
 
     Parameters
     ----------
     w : array (Co, C, taps, taps)
-    u : array (filters_shape(taps, Co, C))
+    u : array (filters_shape(outputs, taps, Co, C))
         Element (f, o * C + c) is frequency f of filter o and channel c.
+    outputs : int
+        Outputs of a tile on an axis.
     together : int
         Those of a vector of float32.
     plane : array (filters_scratch(taps),)
@@ -180,17 +226,18 @@ def winograd_images_filters(w, u, together, plane, begin, end):  # type: ignore[
     area, count = w.shape[2] * w.shape[3], w.shape[0] * w.shape[1]
     for k in range(begin * together, min(end * together, count), lanes):
         to_lanes(w, k * area, area, min(lanes, count - k), plane, 0, area)
-        variant = variant_of(OUTPUTS, w.shape[2])
+        variant = variant_of(outputs, w.shape[2])
         filters_to_panel(plane, 0, lanes, 1, u, k, 0, u.shape[1], variant)
 
 
 @kernel(
-    array(5), array(2), array(1), INT, array(5), INT, INT, INT, INT, INT, INT,
+    array(5), array(2), array(1), INT, array(5), INT, INT, INT, INT, INT, INT, INT, INT,
     scratch(1), scratch(1), INT, INT,
 )  # fmt: skip
 def conv_winograd_images(  # type: ignore[no-untyped-def]
-    x, u, b, has_bias, y, taps, transposed, pad_h, pad_w, tiles, together, v, m, begin, end
-):
+    x, u, b, has_bias, y, outputs, taps, transposed, pad_h, pad_w, span, tiles, together, v, m,
+    begin, end,
+):  # fmt: skip
     """Set y for some groups of images: the forward pass, or the data gradient.
 
     Parameters
@@ -203,64 +250,65 @@ def conv_winograd_images(  # type: ignore[no-untyped-def]
         Not read unless `has_bias`.
     y : array (G, Co, R, OW, L)
         dx for a data gradient.
-    taps : int
+    outputs, taps : int
     transposed : int
         1 for a data gradient, else 0.
     pad_h, pad_w : int
         Zeros around x, or around y where `transposed`.
-    tiles, together : int
+    span, tiles, together : int
         See `choose_blocking`.
     v, m : arrays
         See `scratch_of`.
     begin, end : int
-        Range of groups.
+        Range of spans of groups.
     """
     lanes, pitch = lanes_of(x), x.shape[4]
     channels, columns = x.shape[1], y.shape[1]
     u_row, u_k = (1, columns) if transposed else (channels, 1)
-    kind, x_shift, x_patch, y_shift, y_patch = sides(OUTPUTS, taps, transposed, pad_h, pad_w)
-    x_plane, y_plane = (x.shape[2], x.shape[3], pitch), (y.shape[2], y.shape[3], pitch)
+    kind, x_shift, x_patch, y_shift, y_patch = sides(outputs, taps, transposed, pad_h, pad_w)
+    y_plane = (y.shape[2], y.shape[3], pitch)
     x_size, y_size = x.shape[2] * x.shape[3] * pitch, y.shape[2] * y.shape[3] * pitch
     far = channels * x_size + columns * y_size > _FAR
-    count, across = _grid(x_plane if transposed else y_plane)
-    row = tiles * lanes
+    tiled = x if transposed else y
+    count, across = _grid(outputs, tiled.shape[2], tiled.shape[3])
+    row = span * tiles * lanes
     v_frequency, m_frequency = channels * row + _PADDING * lanes, together * row + _PADDING * lanes
-    for g in range(begin, end):
+    for start in range(begin * span, end * span, span):
         if transposed:  # patches overlap, and are added
-            fill_zero(y, g * columns * y_size, columns * y_size // lanes)
+            fill_zero(y, start * columns * y_size, span * columns * y_size // lanes)
         for part in range(0, pitch, lanes):
             for first in range(0, count, tiles):
-                block = (first, min(tiles, count - first), across)
-                x_start, x_rows, x_run = _covered(x_plane, block, x_shift, x_patch)
+                some = min(tiles, count - first)
+                block = (first, some, across, outputs)
                 y_start, y_rows, y_run = _covered(y_plane, block, y_shift, y_patch)
-                for c in range(channels):
-                    after = (g * channels + min(c + 1, channels - 1)) * x_size
-                    fetch_places(x, after + x_start, x.shape[3] * pitch, x_rows * far, x_run)
-                    _plane_to_tiles(
-                        x, (g * channels + c) * x_size + part, x_plane, block, x_shift, x_patch,
-                        kind, v, c * row, lanes, v_frequency,
+                for i in range(span):
+                    _group_to_tiles(
+                        x, start + i, part, block, x_shift, x_patch, kind, far,
+                        v, i * some * lanes, row, v_frequency,
                     )  # fmt: skip
                 for o in range(0, columns, together):
-                    some = min(together, columns - o)
+                    few = min(together, columns - o)
                     for f in range(u.shape[0]):
                         multiply_places(
-                            u, f * u.shape[1] + o * u_row, u_row, u_k, some, channels,
-                            v, f * v_frequency, row, block[1], m, f * m_frequency, row, 0,
+                            u, f * u.shape[1] + o * u_row, u_row, u_k, few, channels,
+                            v, f * v_frequency, row, span * some, m, f * m_frequency, row, 0,
                         )  # fmt: skip
-                    for i in range(some):
-                        after = (g * columns + min(o + i + 1, columns - 1)) * y_size
+                    for i in range(span * few):
+                        g, k = start + i // few, i % few
+                        after = (g * columns + min(o + k + 1, columns - 1)) * y_size
                         fetch_places(y, after + y_start, y.shape[3] * pitch, y_rows * far, y_run)
                         _tiles_to_plane(
-                            m, i * row, m_frequency, b[o + i] if has_bias else x.dtype.type(0),
-                            y, (g * columns + o + i) * y_size + part, y_plane, block,
+                            m, k * row + i // few * some * lanes, m_frequency,
+                            b[o + k] if has_bias else x.dtype.type(0),
+                            y, (g * columns + o + k) * y_size + part, y_plane, block,
                             y_shift, y_patch, kind,
                         )  # fmt: skip
 
 
 @device
-def _grid(plane):  # type: ignore[no-untyped-def]
+def _grid(outputs, height, width):  # type: ignore[no-untyped-def]
     """Return the tiles that cover a plane, and how many are side by side."""
-    down, across = grid_of(OUTPUTS, plane[0], plane[1])
+    down, across = grid_of(outputs, height, width)
     return down * across, across
 
 
@@ -283,14 +331,35 @@ def _after(row, column, across):  # type: ignore[no-untyped-def]
 def _covered(plane, block, shift, patch):  # type: ignore[no-untyped-def]
     """Return the first element that a block of tiles covers, the rows, and elements of a row."""
     height, width, pitch = plane
-    first, count, across = block
-    top, bottom = first // across * OUTPUTS, (first + count - 1) // across * OUTPUTS
+    first, count, across, outputs = block
+    top, bottom = first // across * outputs, (first + count - 1) // across * outputs
     left, right = 0, width
     if top == bottom:
-        column = first % across * OUTPUTS + shift[1]
-        left, right = max(0, column), min(width, column + (count - 1) * OUTPUTS + patch)
+        column = first % across * outputs + shift[1]
+        left, right = max(0, column), min(width, column + (count - 1) * outputs + patch)
     top, bottom = max(0, top + shift[0]), min(height, bottom + shift[0] + patch)
     return (top * width + left) * pitch, bottom - top, (right - left) * pitch
+
+
+@device
+def _group_to_tiles(  # type: ignore[no-untyped-def]
+    x, g, part, block, shift, patch, kind, far, v, v_start, v_channel, v_frequency
+):
+    """Transform a block of tiles of all channels, of L images of a group; see `_plane_to_tiles`.
+
+    Meanwhile the next plane is brought near, if `far` is 1.
+    """
+    lanes, pitch = lanes_of(x), x.shape[4]
+    channels, size = x.shape[1], x.shape[2] * x.shape[3] * pitch
+    plane = (x.shape[2], x.shape[3], pitch)
+    start, rows, run = _covered(plane, block, shift, patch)
+    for c in range(channels):
+        after = (g * channels + min(c + 1, channels - 1)) * size
+        fetch_places(x, after + start, x.shape[3] * pitch, rows * far, run)
+        _plane_to_tiles(
+            x, (g * channels + c) * size + part, plane, block, shift, patch, kind,
+            v, v_start + c * v_channel, lanes, v_frequency,
+        )  # fmt: skip
 
 
 @device
@@ -303,14 +372,14 @@ def _plane_to_tiles(  # type: ignore[no-untyped-def]
     ----------
     plane : (height, width, pitch)
         The pitch is what places are apart.
-    block : (first, count, across)
-        Numbers of tiles, row by row.
+    block : (first, count, across, outputs)
+        Numbers of tiles, row by row, and the outputs of a tile on an axis.
     """
     height, width, pitch = plane
-    first, count, across = block
+    first, count, across, outputs = block
     row, column = first // across, first % across
     for t in range(count):
-        i, j = row * OUTPUTS + shift[0], column * OUTPUTS + shift[1]
+        i, j = row * outputs + shift[0], column * outputs + shift[1]
         top, bottom = _existing(i, patch, height)
         left, right = _existing(j, patch, width)
         tiles_from_places(
@@ -327,10 +396,10 @@ def _tiles_to_plane(  # type: ignore[no-untyped-def]
     """Transform a block of products back, likewise."""
     lanes = lanes_of(y)
     height, width, pitch = plane
-    first, count, across = block
+    first, count, across, outputs = block
     row, column = first // across, first % across
     for t in range(count):
-        i, j = row * OUTPUTS + shift[0], column * OUTPUTS + shift[1]
+        i, j = row * outputs + shift[0], column * outputs + shift[1]
         top, bottom = _existing(i, patch, height)
         left, right = _existing(j, patch, width)
         tiles_to_places(
@@ -341,12 +410,12 @@ def _tiles_to_plane(  # type: ignore[no-untyped-def]
 
 
 @kernel(
-    array(5), array(5), array(2), array(2), INT, INT, INT, INT, INT, INT,
+    array(5), array(5), array(2), array(2), INT, INT, INT, INT, INT, INT, INT, INT,
     scratch(1), scratch(1), scratch(1), scratch(1), scratch(1), scratch(1), INT, INT, INT, INT,
 )  # fmt: skip
 def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
-    x, dy, dw, db, has_bias, taps, pad_h, pad_w, tiles, vectors, plane, lines, v, m, du, sums,
-    piece, span, begin, end,
+    x, dy, dw, db, has_bias, outputs, taps, pad_h, pad_w, span, tiles, vectors,
+    plane, lines, v, m, du, sums, piece, groups, begin, end,
 ):  # fmt: skip
     """Set the gradients that some groups of images give.
 
@@ -358,105 +427,123 @@ def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
         Row `piece` is set.
     db : array (pieces, Co)
         Likewise; not touched unless `has_bias`.
-    taps : int
+    outputs, taps : int
     pad_h, pad_w : int
         Zeros around x.
-    tiles, vectors : int
+    span, tiles, vectors : int
         See `choose_weights_blocking`.
     plane, lines, v, m, du, sums : arrays
-        See `weights_scratch_of`. `lines` holds some rows of dy of a group, as
-        [vector of filters][place][image]; `sums` is dU, lane by lane, of the filters left over.
-    span, begin, end : int
-        Range of spans of so many groups.
+        See `weights_scratch_of`. `lines` holds a rectangle of a vector of channels of
+        dy, as [place][image]; `sums` is dU, lane by lane, of the filters left over.
+    groups, begin, end : int
+        Range of pieces of so many groups.
     """
     lanes, pitch = lanes_of(x), x.shape[4]
     channels, filters = x.shape[1], dy.shape[1]
-    variant, patch = variant_of(OUTPUTS, taps), taps + OUTPUTS - 1
-    x_plane, x_size = (x.shape[2], x.shape[3], pitch), x.shape[2] * x.shape[3] * pitch
-    dy_plane, dy_size = (dy.shape[2], dy.shape[3], pitch), dy.shape[2] * dy.shape[3] * pitch
+    kind, x_shift, x_patch, dy_shift, dy_patch = sides(outputs, taps, 0, pad_h, pad_w)
+    variant, frequencies = variant_of(outputs, taps), frequencies_of(outputs, taps)
+    dy_plane = (dy.shape[2], dy.shape[3], pitch)
+    x_size, dy_size = x.shape[2] * x.shape[3] * pitch, dy.shape[2] * dy.shape[3] * pitch
     far = channels * x_size + filters * dy_size > _FAR
-    across = (dy.shape[3] + OUTPUTS - 1) // OUTPUTS
-    band = max(1, tiles // across)
+    _, across = _grid(outputs, dy.shape[2], dy.shape[3])
+    height, width = max(1, tiles // across) * outputs, min(tiles, across) * outputs
     rest = _left_over(filters, lanes)
     whole = filters - rest
-    blocks, width, row = (whole + lanes - 1) // lanes, vectors * lanes, tiles * lanes
-    v_frequency, m_frequency = channels * row + _PADDING * lanes, row * width + _PADDING * lanes
-    du_panel = channels * width
-    du_frequency = (filters + width - 1) // width * du_panel + _PADDING * lanes
+    blocks, columns, row = (whole + lanes - 1) // lanes, vectors * lanes, span * tiles * lanes
+    v_frequency, m_frequency = channels * row + _PADDING * lanes, row * columns + _PADDING * lanes
+    du_panel = channels * columns
+    du_frequency = (filters + columns - 1) // columns * du_panel + _PADDING * lanes
     rest_frequency = rest * row + _PADDING * lanes
     sums_frequency = channels * rest * lanes + _PADDING * lanes
     for o in range(filters * has_bias):
         db[piece, o] = 0
-    for g in range(begin * span, end * span):
-        for o in range(filters * has_bias):
-            add_sum(db, piece * filters + o, dy, (g * filters + o) * dy_size, dy_size)
+    for start in range(begin * groups, end * groups, span):
+        for g in range(start, start + span):
+            for o in range(filters * has_bias):
+                add_sum(db, piece * filters + o, dy, (g * filters + o) * dy_size, dy_size)
         for part in range(0, pitch, lanes):
-            for top in range(0, dy.shape[2], OUTPUTS * band):
-                height = min(OUTPUTS * band, dy.shape[2] - top)
-                _filters_to_lanes(dy, g, part, top, height, whole, lines)
-                before = top // OUTPUTS * across
-                count, _ = _grid((height, dy.shape[3]))
-                for first in range(0, count, tiles):
-                    some = min(tiles, count - first)
-                    block = (before + first, some, across)
-                    x_start, x_rows, x_run = _covered(x_plane, block, (-pad_h, -pad_w), patch)
-                    for c in range(channels):
-                        after = (g * channels + min(c + 1, channels - 1)) * x_size
-                        fetch_places(x, after + x_start, x.shape[3] * pitch, x_rows * far, x_run)
-                        _plane_to_tiles(
-                            x, (g * channels + c) * x_size + part, x_plane, block,
-                            (-pad_h, -pad_w), patch, 2 * variant, v, c * row, lanes, v_frequency,
+            for top in range(0, dy.shape[2], height):
+                for left in range(0, dy.shape[3], width):
+                    area = (
+                        top,
+                        left,
+                        min(height, dy.shape[2] - top),
+                        min(width, dy.shape[3] - left),
+                    )
+                    some, _ = _grid(outputs, area[2], area[3])
+                    block = (top // outputs * across + left // outputs, some, across, outputs)
+                    for i in range(span):
+                        _group_to_tiles(
+                            x, start + i, part, block, x_shift, x_patch, kind, far,
+                            v, i * some * lanes, row, v_frequency,
                         )  # fmt: skip
-                    keep = g - begin * span + part + before + first
-                    for left in range(0, blocks, vectors):
-                        few = min(vectors, blocks - left)
-                        for i in range(few * lanes):
-                            vector, image = i // lanes, i % lanes
-                            start = (left + vector) * height * dy.shape[3] * lanes + image
+                        for k in range(rest):
+                            o = (start + i) * filters + whole + k
                             _plane_to_tiles(
-                                lines, start * lanes, (height, dy.shape[3], lanes * lanes),
-                                (first, some, across), (0, 0), OUTPUTS, 2 * variant + 1,
-                                m, image * width + vector * lanes, lanes * width, m_frequency,
+                                dy, o * dy_size + part, dy_plane, block, dy_shift, dy_patch,
+                                kind + 1, m, k * row + i * some * lanes, lanes, rest_frequency,
                             )  # fmt: skip
-                        for f in range(patch * patch):
-                            multiply_places(
-                                v, f * v_frequency, row, 1, channels, some * lanes,
-                                m, f * m_frequency, width, few,
-                                du, f * du_frequency + left // vectors * du_panel, width, keep,
-                            )  # fmt: skip
-                    for i in range(rest):
-                        _plane_to_tiles(
-                            dy, (g * filters + whole + i) * dy_size + part, dy_plane, block,
-                            (0, 0), OUTPUTS, 2 * variant + 1, m, i * row, lanes, rest_frequency,
-                        )  # fmt: skip
-                    for f in range(patch * patch if rest else 0):
+                    keep = start - begin * groups + part + top + left
+                    for f in range(frequencies if rest else 0):
                         multiply_lanes(
-                            v, f * v_frequency, row, channels, some,
+                            v, f * v_frequency, row, channels, span * some,
                             m, f * rest_frequency, row, rest,
                             sums, f * sums_frequency, rest * lanes, keep,
                         )  # fmt: skip
-    start = whole // width * du_panel + whole % width
-    for f in range(patch * patch if rest else 0):
+                    for first in range(0, blocks, vectors):
+                        few = min(vectors, blocks - first)
+                        for i in range(span):
+                            _filters_to_tiles(
+                                dy, start + i, part, area, outputs, kind + 1, first * lanes,
+                                min(few * lanes, whole - first * lanes), lines,
+                                m, i * some * lanes * columns, columns, m_frequency,
+                            )  # fmt: skip
+                        for f in range(frequencies):
+                            multiply_places(
+                                v, f * v_frequency, row, 1, channels, span * some * lanes,
+                                m, f * m_frequency, columns, few,
+                                du, f * du_frequency + first // vectors * du_panel, columns, keep,
+                            )  # fmt: skip
+    start = whole // columns * du_panel + whole % columns
+    for f in range(frequencies if rest else 0):
         for c in range(channels):
             sum_lanes(
                 sums, f * sums_frequency + c * rest * lanes, rest,
-                du, f * du_frequency + start + c * width,
+                du, f * du_frequency + start + c * columns,
             )  # fmt: skip
     finish_filters(
-        du, width, du_panel, du_frequency, variant, plane, 0, filters, channels, taps, dw, piece, 0
-    )
+        du, columns, du_panel, du_frequency, variant, plane, 0, filters, channels, taps,
+        dw, piece, 0,
+    )  # fmt: skip
 
 
 @device
-def _filters_to_lanes(dy, g, part, top, height, whole, lines):  # type: ignore[no-untyped-def]
-    """Bring the first `whole` filters of some rows of L images of a group into lanes."""
+def _filters_to_tiles(  # type: ignore[no-untyped-def]
+    dy, g, part, area, outputs, kind, first, count, lines, m, m_start, m_row, m_frequency
+):
+    """Transform a rectangle of some filters of L images of a group, with filters in the lanes.
+
+    Parameters
+    ----------
+    area : (top, left, height, width)
+    first, count : int
+        Range of filters. What is computed of those that fill a vector up is not used.
+    m : array
+        Image i of tile t is row ``t * L + i``.
+    """
     lanes, pitch = lanes_of(dy), dy.shape[4]
-    filters, size = dy.shape[1], dy.shape[2] * dy.shape[3] * pitch
-    places = height * dy.shape[3]
-    for first in range(0, whole, lanes):
-        start = (g * filters + first) * size + top * dy.shape[3] * pitch + part
-        for place in range(places):
-            to_lanes(
-                dy, start + place * pitch, size, min(lanes, filters - first),
-                lines, (first * places + place * lanes) * lanes, lanes,
+    top, left, height, width = area
+    size = dy.shape[2] * dy.shape[3] * pitch
+    some, across = _grid(outputs, height, width)
+    for o in range(0, count, lanes):
+        plane = (g * dy.shape[1] + first + o) * size + part
+        for i in range(height):
+            row = plane + ((top + i) * dy.shape[3] + left) * pitch
+            for j in range(width):
+                place = (i * width + j) * lanes * lanes
+                to_lanes(dy, row + j * pitch, size, min(lanes, count - o), lines, place, lanes)
+        for image in range(lanes):
+            _plane_to_tiles(
+                lines, image * lanes, (height, width, lanes * lanes), (0, some, across, outputs),
+                (0, 0), outputs, kind, m, m_start + image * m_row + o, lanes * m_row, m_frequency,
             )  # fmt: skip

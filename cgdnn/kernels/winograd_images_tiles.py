@@ -13,14 +13,16 @@ from typing import Any
 
 from cgdnn import machine
 from cgdnn.kernels.vector import Emitter, emitted
-from cgdnn.kernels.winograd_points import OUTPUTS, TAPS
+from cgdnn.kernels.winograd_points import VARIANTS
 from cgdnn.kernels.winograd_tiles import FROM_FREQUENCIES, TO_FREQUENCIES, matrix_product
 
 _FEW_TILES = {2: 6, 1: 6}
 _TILES = {4: 6, 2: 10, 1: 10} if machine.vector_bytes() == 64 else _FEW_TILES
 """Shapes of a product's tile that fit into the registers: most rows for each count of vectors."""
-_KINDS = 2 * len(TAPS)
-"""Kinds of transforms of tiles of `OUTPUTS`, the first ones."""
+SERVED = VARIANTS[:4]
+"""Variants of tiles with images in the lanes. Each takes time to compile, so there are not more."""
+_KINDS = 2 * len(SERVED)
+"""Kinds of transforms of these, the first ones."""
 
 
 @emitted
@@ -30,8 +32,8 @@ def tiles_from_places(  # type: ignore[no-untyped-def]
     """Transform a patch of places for the products.
 
     Place (i, j) of the patch is at ``start + i * row + j * column`` for i in [top, bottom) and j in
-    [left, right), and zero elsewhere. `kind` is an index of `TO_FREQUENCIES`, for tiles of
-    `OUTPUTS`. Element f of the result goes to ``v_start + f * v_frequency``.
+    [left, right), and zero elsewhere. `kind` is an index of `TO_FREQUENCIES`, for one of `SERVED`.
+    Element f of the result goes to ``v_start + f * v_frequency``.
     """
     build = e.builder
     x, v = e.at(x, start, build.mul(left, column)), e.at(v, v_start)
@@ -84,8 +86,8 @@ def tiles_to_places(  # type: ignore[no-untyped-def]
 ):
     """Transform products back to a patch of places, of which those outside are left out.
 
-    Places as in `tiles_from_places`. `kind` is an index of `FROM_FREQUENCIES`, for tiles of
-    `OUTPUTS`. Patches that do not overlap are set to the result plus the bias, others are added to.
+    Places as in `tiles_from_places`. `kind` is an index of `FROM_FREQUENCIES`, for one of `SERVED`.
+    Patches that do not overlap are set to the result plus the bias, others are added to.
     """
     build = e.builder
     m, y = e.at(m, m_start), e.at(y, start, build.mul(top, row))
@@ -93,7 +95,7 @@ def tiles_to_places(  # type: ignore[no-untyped-def]
     with e.cases(kind, _KINDS) as each:
         for case in each:
             matrix = FROM_FREQUENCIES[case]
-            overlap = len(matrix) > OUTPUTS
+            overlap = len(matrix) > VARIANTS[case // 2][0]
             height, width = len(matrix), len(matrix[0])
             between = e.vectors(height * width)
             line = build.mul(m_frequency, e.integer(width))

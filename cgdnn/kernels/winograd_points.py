@@ -34,11 +34,11 @@ _Row = tuple[list[Fraction], list[Fraction], Fraction]
 _POSITIVE_POINTS = {
     (4, 3): ("3/4", "3/2"),
     (4, 5): ("1", "2", "1/2"),
-    (5, 3): ("5/16", "7/8", "7/4"),
+    (8, 5): ("4/9", "5/6", "6/5", "9/4", "i"),
     (7, 3): ("1/4", "11/16", "9/8", "17/8"),
+    (5, 3): ("5/16", "7/8", "7/4"),
     (5, 4): ("1/2", "1", "2"),
     (7, 5): ("1/4", "11/16", "9/8", "2", "i"),
-    (8, 5): ("4/9", "5/6", "6/5", "9/4", "i"),
 }
 _UNIT = "i"
 _LARGEST_INPUT_FACTOR = 8
@@ -64,7 +64,7 @@ class Matrices:
 
 
 VARIANTS = tuple(_POSITIVE_POINTS)
-"""Pairs of outputs and taps on an axis that have a set of points."""
+"""Pairs of outputs and taps on an axis that have a set of points, those in most kernels first."""
 SIZES = tuple(m + r - 1 + (_UNIT in points) for (m, r), points in _POSITIVE_POINTS.items())
 """Products on an axis, of each of them."""
 OUTPUTS = 4

@@ -14,9 +14,10 @@ from math import prod
 from cgdnn.kernels import conv_images as direct
 from cgdnn.kernels import conv_winograd_images as winograd
 from cgdnn.kernels._jit import Kernel
-from cgdnn.kernels.conv_winograd import grid_of, padded
+from cgdnn.kernels.conv_winograd import frequencies_of, grid_of, padded
 from cgdnn.kernels.pool_lanes import max_forward
 from cgdnn.kernels.stencil import Window
+from cgdnn.kernels.winograd_images_tiles import SERVED
 from cgdnn.kernels.winograd_points import OUTPUTS
 from cgdnn.layers._base import (
     BEGIN,
@@ -39,9 +40,17 @@ from cgdnn.layers._partial import add_partials
 
 _PRODUCT, _FILTER, _GRADIENT = 0.0041, 0.08, 0.075
 """Nanoseconds of a flop in Winograd's products, and of an element of U and of dU."""
-_INPUT = {"forward": 0.062, "backward_data": 0.052, "backward_weights": 0.11}
-_OUTPUT = {"forward": 0.055, "backward_data": 0.084, "backward_weights": 0.092}
-"""Of an element of V and of M, or dM; by pass."""
+_INPUT = {
+    "forward": (0.062, 0.08),
+    "backward_data": (0.052, 0.09),
+    "backward_weights": (0.11, 0.14),
+}
+_OUTPUT = {
+    "forward": (0.055, 0.09),
+    "backward_data": (0.084, 0.09),
+    "backward_weights": (0.092, 0.16),
+}
+"""Of an element of V and of M, or dM; by pass, for tiles of `OUTPUTS` and for larger ones."""
 _FAR, _FETCH = 128 << 10, 0.1
 """Elements of a group's blobs beyond which no near cache has them, and the nanoseconds of one."""
 
@@ -224,30 +233,57 @@ class WinogradImages(_Images):
         return self.window.rows.kernel
 
     @property
-    def _frequencies(self) -> int:
-        return (self._taps + OUTPUTS - 1) ** 2
+    def _served(self) -> list[int]:
+        """Outputs on an axis of the tiles that serve."""
+        sizes = self.window.channels, self.window.filters
+        return [
+            outputs
+            for outputs, taps in SERVED
+            if taps == self._taps and winograd.stays_near(outputs, taps, *sizes)
+        ]
 
     @property
-    def _tiles(self) -> int:
-        """Tiles of an image."""
-        return prod(grid_of(OUTPUTS, *self._top[2:4]))
+    def serves(self) -> bool:
+        """Whether there are tiles whose U stays in the second cache."""
+        return bool(self._served)
 
-    @property
-    def stays_near(self) -> bool:
-        """Whether U and the least block of tiles stay in the second cache."""
-        return winograd.stays_near(self._taps, self.window.channels, self.window.filters)
+    def _outputs(self, which: str) -> int:
+        """Return the outputs on an axis of the tiles that take the least time."""
+
+        def total(outputs: int) -> float:
+            cost = self._groups * self._cost_of(which, outputs)
+            if which == "backward_weights":
+                return cost + self._pieces(outputs) * self._finish(outputs)
+            return cost + self._filters_cost(outputs)
+
+        return min(self._served, key=total)
+
+    def _frequencies(self, outputs: int) -> int:
+        """Return the products for a tile."""
+        count: int = frequencies_of(outputs, self._taps)
+        return count
+
+    def _tiles(self, outputs: int) -> int:
+        """Return the tiles of an image."""
+        return prod(grid_of(outputs, *self._top[2:4]))
 
     def cost(self, which: str) -> float:
         """Return the estimated nanoseconds of a pass for a group of images, without U."""
+        return self._cost_of(which, self._outputs(which))
+
+    def _cost_of(self, which: str, outputs: int) -> float:
+        """Return the same with tiles of so many outputs on an axis."""
         depth, columns = self.window.channels, self.window.filters
         if which == "backward_data":
             depth, columns = columns, depth
         elif which == "backward_weights":
             columns = winograd.filters_computed(columns)
-        each = 2 * _PRODUCT * depth * columns + _INPUT[which] * depth + _OUTPUT[which] * columns
+        larger = outputs > OUTPUTS
+        each = 2 * _PRODUCT * depth * columns
+        each += _INPUT[which][larger] * depth + _OUTPUT[which][larger] * columns
         blobs = prod(self._bottom[1:]) + prod(self._top[1:])
         fetched = _FETCH * blobs if blobs > _FAR else 0.0
-        return self._frequencies * self._tiles * lanes() * each + fetched
+        return self._frequencies(outputs) * self._tiles(outputs) * lanes() * each + fetched
 
     def forward(self, operands: Operands) -> list[Step]:
         """Return the step that makes U, and one over groups of images for each bottom."""
@@ -271,10 +307,14 @@ class WinogradImages(_Images):
         sizes, views = [self.window.channels, self.window.filters], [self._bottom, self._top]
         if which == "backward_data":
             sizes, views = sizes[::-1], views[::-1]
-        blocking = winograd.choose_blocking(self._taps, sizes[0], sizes[1], self._tiles)
-        scratch = winograd.scratch_of(self._taps, sizes[0], blocking)
-        u, transform = self._filters_step(operands)
-        numbers: list[Argument] = [self._taps, int(which == "backward_data"), *self._pad, *blocking]
+        outputs = self._outputs(which)
+        blocking = winograd.choose_blocking(
+            outputs, self._taps, sizes[0], sizes[1], self._tiles(outputs), self._groups
+        )
+        scratch = winograd.scratch_of(outputs, self._taps, sizes[0], blocking)
+        u, transform = self._filters_step(operands, outputs)
+        transposed = int(which == "backward_data")
+        numbers: list[Argument] = [outputs, self._taps, transposed, *self._pad, *blocking]
         numbers += [operands.scratch(f"tiles{i}", (size,)) for i, size in enumerate(scratch)]
         return [
             transform,
@@ -290,8 +330,8 @@ class WinogradImages(_Images):
                         BEGIN,
                         END,
                     ],
-                    self._groups,
-                    self.cost(which),
+                    self._groups // blocking[0],
+                    self.cost(which) * blocking[0],
                 )
                 for source, target in pairs
             ),
@@ -301,30 +341,38 @@ class WinogradImages(_Images):
     def _pad(self) -> tuple[int, int]:
         return self.window.rows.pad, self.window.columns.pad
 
-    def _filters_step(self, operands: Operands) -> tuple[Buffer, Step]:
+    def _filters_step(self, operands: Operands, outputs: int) -> tuple[Buffer, Step]:
         """Return U, and the step that makes it."""
         channels, filters = self.window.channels, self.window.filters
-        u = operands.temporary("u", winograd.filters_shape(self._taps, filters, channels))
+        u = operands.temporary("u", winograd.filters_shape(outputs, self._taps, filters, channels))
         arguments: list[Argument] = [
             read_all(operands.param[0], self._weights),
             write_all(u),
+            outputs,
             lanes(),
             operands.scratch("plane", (winograd.filters_scratch(self._taps),)),
             0,
             -(-filters * channels // lanes()),
         ]
-        cost = _FILTER * self._frequencies * padded(filters * channels)
-        return u, Step(winograd.winograd_images_filters, arguments, 1, cost)
+        return u, Step(winograd.winograd_images_filters, arguments, 1, self._filters_cost(outputs))
+
+    def _filters_cost(self, outputs: int) -> float:
+        """Return the nanoseconds of making U."""
+        weights = padded(self.window.filters * self.window.channels)
+        return _FILTER * self._frequencies(outputs) * weights
 
     def backward_weights(self, operands: Operands) -> list[Step]:
         """Return the steps that sum the gradients of all bottoms, one bottom after the other."""
         channels, filters = self.window.channels, self.window.filters
-        pieces = self._pieces
-        blocking = winograd.choose_weights_blocking(self._taps, filters, self._tiles)
-        scratch = winograd.weights_scratch_of(
-            self._taps, channels, filters, (self._top[2], self._top[3]), blocking
+        outputs = self._outputs("backward_weights")
+        pieces = self._pieces(outputs)
+        groups = self._groups // pieces
+        blocking = winograd.choose_weights_blocking(
+            outputs, self._taps, filters, self._tiles(outputs), groups
         )
-        numbers: list[Argument] = [self._learns_bias(operands), self._taps, *self._pad, *blocking]
+        scratch = winograd.weights_scratch_of(outputs, self._taps, channels, filters, blocking)
+        learns = self._learns_bias(operands)
+        numbers: list[Argument] = [learns, outputs, self._taps, *self._pad, *blocking]
         numbers += [operands.scratch(f"weights{i}", (size,)) for i, size in enumerate(scratch)]
         steps = []
         for x, dy in zip(operands.bottom, operands.top_diff, strict=True):
@@ -332,21 +380,21 @@ class WinogradImages(_Images):
             arrays = [read(x, self._bottom), read(dy, self._top), *map(row, sums)]
             step = Step(
                 winograd.conv_backward_weights_winograd_images,
-                [*arrays, *numbers, PIECE, self._groups // pieces, BEGIN, END],
+                [*arrays, *numbers, PIECE, groups, BEGIN, END],
                 pieces,
-                self.cost("backward_weights") * self._groups / pieces + self._finish,
+                self.cost("backward_weights") * groups + self._finish(outputs),
             )
             steps += [step, *add_partials(operands, sums)]
         return steps
 
-    @property
-    def _finish(self) -> float:
-        """The nanoseconds of transforming dU back."""
-        return _GRADIENT * self._frequencies * self.window.channels * padded(self.window.filters)
+    def _finish(self, outputs: int) -> float:
+        """Return the nanoseconds of transforming dU back."""
+        weights = self.window.channels * padded(self.window.filters)
+        return _GRADIENT * self._frequencies(outputs) * weights
 
-    @property
-    def _pieces(self) -> int:
-        """A divisor of the groups: two, or more where transforming back takes little time."""
-        most = max(2, int(self.cost("backward_weights") * self._groups / 5 / self._finish))
+    def _pieces(self, outputs: int) -> int:
+        """Return a divisor of the groups: two, or more if transforming back takes little time."""
+        products = self._cost_of("backward_weights", outputs) * self._groups
+        most = max(2, int(products / 5 / self._finish(outputs)))
         counts = range(1, self._groups + 1)
         return max(count for count in counts if self._groups % count == 0 and count <= most)

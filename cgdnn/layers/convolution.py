@@ -494,7 +494,7 @@ class Convolution(Layer):
         if self._weight_view[2] != self._weight_view[3] or self._weight_view[2] not in TAPS:
             return _WINOGRAD_SIZES
         winograd = self._images(WinogradImages)
-        if not winograd.stays_near:
+        if not winograd.serves:
             return "serves channels whose transforms stay in the second cache"
         share = winograd.cost(which) / self._images(DirectImages).cost(which)
         return Slower(f"would take {share:.1f} times as long as directly") if share >= 1 else None

@@ -7,6 +7,7 @@ from google.protobuf import text_format
 from cgdnn.errors import DescriptionError
 from cgdnn.kernels.conv_winograd import FLIPPED, FORWARD, TRANSPOSED
 from cgdnn.layers import _winograd, convolution
+from cgdnn.layers._images import WinogradImages
 from cgdnn.proto.cgdnn_pb2 import NetParameter
 from cgdnn.runtime.net import Net
 from tests.layers.contract import Case, Trial, check_accumulation, check_gradients, given, normal
@@ -121,6 +122,24 @@ def test_winograd_takes_the_tiles_that_cover_a_plane_best(size, outputs):
 def test_winograd_takes_smaller_tiles_where_these_are_few_and_filters_many():
     _, layer = chosen("512 kernel_size: 3 pad: 1", (8, 512, 14, 14))
     assert layer._winograd()._blocking(FORWARD).outputs == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "channels", "size", "outputs"),
+    [
+        ("50 kernel_size: 5", 20, 12, 8),
+        ("50 kernel_size: 5", 20, 8, 4),
+        ("32 kernel_size: 3 pad: 1", 16, 14, 7),
+        ("32 kernel_size: 3 pad: 1", 16, 8, 4),
+    ],
+)
+def test_winograd_takes_the_tiles_that_cover_a_plane_best_with_images_in_lanes(
+    fields, channels, size, outputs
+):
+    layer = chosen(fields, (64, channels, size, size))[1]
+    winograd = layer._images(WinogradImages)
+    for which in ("forward", "backward_data", "backward_weights"):
+        assert winograd._outputs(which) == outputs
 
 
 def test_winograd_leaves_pieces_for_several_cores():
