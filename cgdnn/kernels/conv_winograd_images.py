@@ -11,7 +11,7 @@ stay in the second cache; what the next plane needs is brought near meanwhile.
 * backward_data, by the transposed algorithm: dV = U^T dM;
 * backward_weights: dU += V dM^T is a sum over images. For filters that fill vectors, dy is re-laid
   to have filters in the lanes, and each element of V is a scalar. If up to 3/8 of a vector is left,
-  the products are summed lane by lane, and the lanes at the end.
+  both factors keep images in the lanes, which are summed for each block of tiles.
 
 See `cgdnn.kernels.conv_winograd` for the algorithm and its rounding, and `SERVED` for the tiles.
 
@@ -40,7 +40,6 @@ from cgdnn.kernels.winograd_images_tiles import (
     fetch_places,
     multiply_lanes,
     multiply_places,
-    sum_lanes,
     tiles_from_places,
     tiles_to_places,
 )
@@ -168,7 +167,7 @@ def filters_computed(filters: int) -> int:
 
 def weights_scratch_of(
     outputs: int, taps: int, channels: int, filters: int, blocking: tuple[int, int, int]
-) -> tuple[int, int, int, int, int, int]:
+) -> tuple[int, int, int, int, int]:
     """Return the elements of scratch of `conv_backward_weights_winograd_images`.
 
     Parameters
@@ -180,7 +179,6 @@ def weights_scratch_of(
     span, tiles, vectors = blocking
     lanes = padded(1)
     panels = -(-padded(filters) // (vectors * lanes))
-    rest = max(_left_over(filters, lanes), _left_over(filters, lanes // 2))  # or in float64
     together = span * tiles
     return (
         gradient_scratch(taps),
@@ -188,7 +186,6 @@ def weights_scratch_of(
         _tiles_scratch(outputs, taps, channels * together),
         _tiles_scratch(outputs, taps, lanes * together * vectors),
         _tiles_scratch(outputs, taps, panels * vectors * channels),
-        _tiles_scratch(outputs, taps, rest * channels),
     )
 
 
@@ -200,7 +197,7 @@ def _tiles_scratch(outputs: int, taps: int, vectors: int) -> int:
 
 @device
 def _left_over(filters, lanes):  # type: ignore[no-untyped-def]
-    """Return the filters whose gradients are summed lane by lane."""
+    """Return the filters whose products sum over the lanes."""
     rest = filters % lanes
     return rest if 8 * rest <= 3 * lanes else 0  # more are faster as a vector
 
@@ -411,11 +408,11 @@ def _tiles_to_plane(  # type: ignore[no-untyped-def]
 
 @kernel(
     array(5), array(5), array(2), array(2), INT, INT, INT, INT, INT, INT, INT, INT,
-    scratch(1), scratch(1), scratch(1), scratch(1), scratch(1), scratch(1), INT, INT, INT, INT,
+    scratch(1), scratch(1), scratch(1), scratch(1), scratch(1), INT, INT, INT, INT,
 )  # fmt: skip
 def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
     x, dy, dw, db, has_bias, outputs, taps, pad_h, pad_w, span, tiles, vectors,
-    plane, lines, v, m, du, sums, piece, groups, begin, end,
+    plane, lines, v, m, du, piece, groups, begin, end,
 ):  # fmt: skip
     """Set the gradients that some groups of images give.
 
@@ -432,9 +429,9 @@ def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
         Zeros around x.
     span, tiles, vectors : int
         See `choose_weights_blocking`.
-    plane, lines, v, m, du, sums : arrays
-        See `weights_scratch_of`. `lines` holds a rectangle of a vector of channels of
-        dy, as [place][image]; `sums` is dU, lane by lane, of the filters left over.
+    plane, lines, v, m, du : arrays
+        See `weights_scratch_of`. `lines` holds a rectangle of a vector of channels of dy, as
+        [place][image].
     groups, begin, end : int
         Range of pieces of so many groups.
     """
@@ -454,7 +451,7 @@ def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
     du_panel = channels * columns
     du_frequency = (filters + columns - 1) // columns * du_panel + _PADDING * lanes
     rest_frequency = rest * row + _PADDING * lanes
-    sums_frequency = channels * rest * lanes + _PADDING * lanes
+    du_rest = whole // columns * du_panel + whole % columns
     for o in range(filters * has_bias):
         db[piece, o] = 0
     for start in range(begin * groups, end * groups, span):
@@ -488,7 +485,7 @@ def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
                         multiply_lanes(
                             v, f * v_frequency, row, channels, span * some,
                             m, f * rest_frequency, row, rest,
-                            sums, f * sums_frequency, rest * lanes, keep,
+                            du, f * du_frequency + du_rest, columns, keep,
                         )  # fmt: skip
                     for first in range(0, blocks, vectors):
                         few = min(vectors, blocks - first)
@@ -504,13 +501,6 @@ def conv_backward_weights_winograd_images(  # type: ignore[no-untyped-def]
                                 m, f * m_frequency, columns, few,
                                 du, f * du_frequency + first // vectors * du_panel, columns, keep,
                             )  # fmt: skip
-    start = whole // columns * du_panel + whole % columns
-    for f in range(frequencies if rest else 0):
-        for c in range(channels):
-            sum_lanes(
-                sums, f * sums_frequency + c * rest * lanes, rest,
-                du, f * du_frequency + start + c * columns,
-            )  # fmt: skip
     finish_filters(
         du, columns, du_panel, du_frequency, variant, plane, 0, filters, channels, taps,
         dw, piece, 0,

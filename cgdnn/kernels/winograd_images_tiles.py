@@ -144,25 +144,16 @@ def multiply_places(  # type: ignore[no-untyped-def]
 def multiply_lanes(  # type: ignore[no-untyped-def]
     e, a, a_start, a_row, rows, depth, b, b_start, b_row, vectors, c, c_start, c_row, keep
 ):
-    """C (+)= A B^T, of vectors, lane by lane.
+    """C (+)= A B^T, of vectors, lane by lane; C has the sums of the lanes.
 
     Element (i, k) of A lies at ``i * a_row + k * L``, (j, k) of B at ``j * b_row + k * L`` and
-    (i, j) of C at ``i * c_row + j * L``. `keep` is not 0 where C is added to.
+    (i, j) of C at ``i * c_row + j``. `keep` is not 0 where C is added to.
     """
     lane = e.integer(e.lanes)
     _multiply(
         e, _FEW_TILES, e.load, (e.at(a, a_start), a_row, lane), rows, depth,
-        (e.at(b, b_start), lane, b_row), vectors, (e.at(c, c_start), c_row), keep,
+        (e.at(b, b_start), lane, b_row), vectors, (e.at(c, c_start), c_row), keep, summed=True,
     )  # fmt: skip
-
-
-@emitted
-def sum_lanes(e, x, start, count, y, y_start):  # type: ignore[no-untyped-def]
-    """Set `count` elements of y to the sums of the lanes of as many vectors."""
-    build = e.builder
-    moving = [(e.at(x, start), e.integer(e.lanes)), (e.at(y, y_start), e.integer(1))]
-    with e.sweep(count, *moving) as (source, target):
-        build.store(e.total(e.load(source)), target)
 
 
 def _multiply(
@@ -176,6 +167,8 @@ def _multiply(
     vectors: Any,
     result: tuple[Any, Any],
     keep: Any,
+    *,
+    summed: bool = False,
 ) -> None:
     """C (+)= A B, tile by tile.
 
@@ -191,6 +184,8 @@ def _multiply(
         Where B lies, and how far apart its rows and vectors are.
     result : (pointer, row)
         Where C lies, and how far apart its rows are.
+    summed : bool, optional
+        Whether elements of C are the sums of the lanes, not vectors.
     """
     build = e.builder
     (a, a_row, a_k), (b, b_k, b_vector), (c, c_row) = left, right, result
@@ -201,7 +196,7 @@ def _multiply(
         vectors = build.sub(vectors, build.mul(count, number))
         tiles = build.sdiv(build.add(rows, e.integer(most - 1)), e.integer(most))
         least, more = build.sdiv(rows, tiles), build.srem(rows, tiles)
-        b_wide, c_wide = build.mul(b_vector, number), e.integer(nv * e.lanes)
+        b_wide, c_wide = build.mul(b_vector, number), e.integer(nv if summed else nv * e.lanes)
         with e.sweep(count, (b, b_wide), (c, c_wide)) as (b_panel, c_panel), e.loop(tiles) as tile:
             larger = build.icmp_signed("<", tile.index, more)
             top = build.add(build.mul(tile.index, least), e.smaller(tile.index, more))
@@ -212,7 +207,7 @@ def _multiply(
                 for case in each:
                     _multiply_tile(
                         e, factor, case + 1, nv, a_tile, depth, (b_panel, b_k, b_vector), c_tile,
-                        keeps,
+                        keeps, summed,
                     )  # fmt: skip
         b, c = e.at(b, build.mul(count, b_wide)), e.at(c, build.mul(count, c_wide))
 
@@ -227,19 +222,21 @@ def _multiply_tile(
     right: tuple[Any, Any, Any],
     result: tuple[Any, Any],
     keeps: Any,
+    summed: bool,
 ) -> None:
     """Compute a tile of `mr` rows and `nv` vectors."""
     build = e.builder
     (a, a_row, a_k), (b, b_k, b_vector), (c, c_row) = left, right, result
     places = [
-        e.at(c, build.mul(c_row, e.integer(i)), e.integer(v * e.lanes))
+        e.at(c, build.mul(c_row, e.integer(i)), e.integer(v if summed else v * e.lanes))
         for i in range(mr)
         for v in range(nv)
     ]
     sums = [e.variable(e.zero()) for _ in places]
-    with build.if_then(keeps):
-        for slot, place in zip(sums, places, strict=True):
-            build.store(e.load(place), slot)
+    if not summed:
+        with build.if_then(keeps):
+            for slot, place in zip(sums, places, strict=True):
+                build.store(e.load(place), slot)
     a_steps = [build.mul(a_row, e.integer(i)) for i in range(mr)]
     b_steps = [build.mul(b_vector, e.integer(v)) for v in range(nv)]
     with e.sweep(depth, (a, a_k), (b, b_k)) as (column, line):
@@ -249,4 +246,9 @@ def _multiply_tile(
             for slot, vector in zip(sums[i * nv :], vectors, strict=False):
                 build.store(e.multiply_add(x, vector, build.load(slot)), slot)
     for slot, place in zip(sums, places, strict=True):
-        e.store(build.load(slot), place)
+        if summed:
+            total = e.total(build.load(slot))
+            added = build.fadd(total, e.scalar(place))
+            build.store(build.select(keeps, added, total), place)
+        else:
+            e.store(build.load(slot), place)
