@@ -47,8 +47,8 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
+from functools import cache, reduce
+from itertools import pairwise, product
 from typing import Any, Literal
 
 from llvmlite import ir
@@ -443,12 +443,13 @@ class _Route:
 @emitted
 def _list_routed(  # type: ignore[no-untyped-def]
     e, values, places, room, ends, dy, route, start, plane, planes, image, images, count,
-    width, first, image_place, down, across,
+    width, first, image_place, down, across, has_bias, db, db_start,
 ):  # fmt: skip
     """List the non-zeros of `count` routed gradients of each plane from `start` on.
 
     Of several images; the list of plane p is [p * room, ends[p]). For the places see `_Route`;
-    those of image i are ``i * image_place`` further.
+    those of image i are ``i * image_place`` further. With `has_bias` the sum of each plane's
+    gradients is added to db.
     """
     build = e.builder
     dy, route = e.at(dy, start), e.at(route, start)
@@ -456,16 +457,19 @@ def _list_routed(  # type: ignore[no-untyped-def]
     done = build.mul(whole, e.integer(e.lanes))
     tail = build.sub(count, done)
     mask = e.first_lanes(tail)
-    cursor = e.variable(e.integer(0))
+    cursor, total = e.variable(e.integer(0)), e.variable(e.zero())
     windows = _Route(e, width, first, down, across)
     ahead = build.mul(plane, e.integer(_AHEAD))
 
     def append(source, targets, moved, mask):  # type: ignore[no-untyped-def]
         place = windows.places(e.load_integers(targets, mask), moved)
-        _append(e, (values, places), cursor, e.load(source, mask), place)
+        value = e.load(source, mask)
+        build.store(build.fadd(build.load(total), value), total)
+        _append(e, (values, places), cursor, value, place)
 
     with e.loop(planes) as p:
         build.store(build.mul(p.index, room), cursor)
+        build.store(e.zero(), total)
         with e.loop(images) as i:
             offset = build.add(build.mul(p.index, plane), build.mul(i.index, image))
             moved = build.mul(i.index, image_place)
@@ -478,12 +482,15 @@ def _list_routed(  # type: ignore[no-untyped-def]
             with build.if_then(build.icmp_signed(">", tail, e.integer(0))):
                 append(e.at(source, done), e.at(targets, done), moved, mask)
         build.store(build.load(cursor), e.at(ends, p.index))
+        with build.if_then(build.icmp_signed("!=", has_bias, e.integer(0))):
+            bias = e.at(db, db_start, p.index)
+            build.store(build.fadd(e.scalar(bias), e.total(build.load(total))), bias)
 
 
 @emitted
 def _list_routed_lanes(  # type: ignore[no-untyped-def]
     e, values, places, room, ends, dy, route, start, plane, planes, image, images, count,
-    width, first, image_place, down, across,
+    width, first, image_place, down, across, has_bias, db, db_start,
 ):  # fmt: skip
     """Do what `_list_routed` does where each place holds the gradients of PLACE filters.
 
@@ -519,6 +526,10 @@ def _list_routed_lanes(  # type: ignore[no-untyped-def]
                 exists = build.icmp_signed("==", number, e.integer(k))
                 given.append(build.select(exists, value, e.zero()))
                 targets.append(target)
+            filters = build.add(build.mul(block.index, e.integer(PLACE)), e.integer(part))
+            with build.if_then(build.icmp_signed("!=", has_bias, e.integer(0))):
+                bias = e.at(db, db_start, filters)
+                e.store(reduce(build.fadd, given, e.load(bias)), bias)
             # Neighbours often share a maximum: one entry for both.
             for k, (left, right) in enumerate(pairwise(targets)):
                 same = build.icmp_signed("==", left, right)
@@ -526,7 +537,6 @@ def _list_routed_lanes(  # type: ignore[no-untyped-def]
                 given[k + 1] = build.fadd(given[k + 1], passed_on)
                 given[k] = build.select(same, e.zero(), given[k])
             targets = [windows.places(target, moved) for target in targets]
-            filters = build.add(build.mul(block.index, e.integer(PLACE)), e.integer(part))
             pairs = zip(e.transposed(given), e.transposed(targets), strict=True)
             for k, (value, place) in enumerate(pairs):
                 cursor = e.at(ends, filters, e.integer(k))
@@ -715,42 +725,45 @@ def _spreading(taps: int, channels: int) -> Any:
     """
 
     @emitted
-    def spread_row(e, x, start, plane, width, pad, y, y_start, columns):  # type: ignore[no-untyped-def]
+    def spread_row(e, x, start, plane, width, pad, y, y_start, columns, ahead):  # type: ignore[no-untyped-def]
         """Write the vectors of `columns` windows; up to L - 1 windows beyond are overwritten."""
         build, lanes = e.builder, e.integer(e.lanes)
         vectors = -(-taps * channels // e.lanes)
         x, y = e.at(x, start), e.at(y, y_start)
+        planes = [e.at(x, build.mul(plane, e.integer(c))) for c in range(channels)]
         groups = build.sdiv(build.add(columns, e.integer(e.lanes - 1)), lanes)
         with e.loop(groups) as group:
             first = build.mul(group.index, lanes)
-            met = []
-            for q in range(taps):
-                left = build.sub(build.add(first, e.integer(q)), pad)
+            for each in planes:
+                e.prefetch(e.at(each, first, ahead))
+            run = []  # pixel by pixel
+            for some in range(0, e.lanes + taps - 1, e.lanes):
+                left = build.sub(build.add(first, e.integer(some)), pad)
                 inside = e.within(e.lane_numbers(left), width)
-                planes = [e.at(x, build.mul(plane, e.integer(c))) for c in range(channels)]
-                met += [e.load(e.at(each, left), inside) for each in planes]
-            met += [e.zero()] * (vectors * e.lanes - len(met))
-            for v in range(vectors):
-                square = e.transposed(met[v * e.lanes : (v + 1) * e.lanes])
-                for i, vector in enumerate(square):
-                    window = build.mul(build.add(first, e.integer(i)), e.integer(vectors))
-                    place = build.mul(build.add(window, e.integer(v)), lanes)
-                    e.store(vector, e.at(y, place))
+                run += e.interleaved([e.load(e.at(each, left), inside) for each in planes])
+            run.append(e.zero())
+            target = e.at(y, build.mul(first, e.integer(vectors * e.lanes)))
+            for i, v in product(range(e.lanes), range(vectors)):
+                number, lane = divmod(i * channels + v * e.lanes, e.lanes)
+                met = e.shuffle(run[number], run[number + 1], range(lane, lane + e.lanes))
+                e.store(met, e.at(target, e.integer((i * vectors + v) * e.lanes)))
 
     def spread(  # type: ignore[no-untyped-def]
-        x, n, images, groups, image, row_step, first, rows, columns, pad_w
+        x, n, images, groups, image, row_step, first, rows, columns, pad_w, ahead
     ):
         """Spread some rows of some images, the first row of which may be outside.
 
         The images lie `groups` apart in x. From low to high addresses, since what is behind a
-        row may be overwritten.
+        row may be overwritten. What is `ahead` in x comes near.
         """
         height, width = x.shape[2], x.shape[3]
         for i in range(images * rows):
             h = first + i % rows
             if 0 <= h < height:
                 start = ((n + i // rows * groups) * channels * height + h) * width
-                spread_row(x, start, height * width, width, pad_w, image, i * row_step, columns)
+                spread_row(
+                    x, start, height * width, width, pad_w, image, i * row_step, columns, ahead
+                )  # fmt: skip
             else:
                 fill_zero(image, i * row_step, row_step // lanes_of(x))
 
@@ -856,9 +869,6 @@ def conv_backward_weights_sparse(
         dw_row = dw.shape[1] // (groups * filters)
         rows = blocks * window_rows
         tiles = (rows + most_rows(x) - 1) // most_rows(x)
-        ahead = images * groups * channels * x.shape[2] * x.shape[3]  # to the next images
-        if band < height:
-            ahead = band * step * stride_h * x.shape[3]  # to the next band
         for group in range(o_first // filters, (o_last + filters - 1) // filters):
             low, high = max(o_first, group * filters), min(o_last, (group + 1) * filters)
             count = high - low
@@ -876,14 +886,18 @@ def conv_backward_weights_sparse(
                     first = top * step - back  # the output row that the first window begins at
                     upper = first * stride_h - pad_h
                     tall_rows = ((tall - 1) * step + reach - 1) * stride_h + window_rows
+                    ahead = band * step * stride_h  # rows to the next band, or to the next images
+                    if top + band >= height:
+                        ahead = images * groups * channels * x.shape[2] - top * step * stride_h
                     if spreads:
                         spread(
-                            x, one, images, groups, image, row, upper, tall_rows, width, pad_w
+                            x, one, images, groups, image, row, upper, tall_rows, width, pad_w,
+                            ahead * x.shape[3],
                         )  # fmt: skip
                     else:
                         _lay_images(
                             x, one, images, groups, image, blocks, pitch, plane, row, upper,
-                            tall_rows, pad_w, ahead,
+                            tall_rows, pad_w, ahead * x.shape[3],
                         )  # fmt: skip
                     start = dy_start + top * across * together
                     if is_routed:
@@ -891,6 +905,7 @@ def conv_backward_weights_sparse(
                             values, places, room, ends, dy, route, start, gradients * together,
                             count, groups * filters * gradients, images, tall * across,
                             width, -first * stride_h * row, band_rows * row, stride_h * row, move,
+                            has_bias, db, db_start,
                         )  # fmt: skip
                     else:
                         list_planes(
@@ -898,10 +913,10 @@ def conv_backward_weights_sparse(
                             groups * filters * gradients, images, positions, band * across,
                             tall * across,
                         )  # fmt: skip
-                    if has_bias:
-                        for o in range(count):
-                            begun, ended = o * room, ends[o]
-                            add_sum(db, db_start + o, values, begun, ended - begun)
+                        if has_bias:
+                            for o in range(count):
+                                begun, ended = o * room, ends[o]
+                                add_sum(db, db_start + o, values, begun, ended - begun)
                     for tile in range(tiles):
                         above = rows * tile // tiles
                         gather(

@@ -104,7 +104,7 @@ class Case:
         kernels.conv_sparse_sum_weights(partial, dw, window.pixel, total, accumulate, 0, filters)
         return dw, db
 
-    def routed(self, pooling, zeros, in_lanes=False):
+    def routed(self, pooling, zeros, in_lanes=False, has_bias=True):
         """Return dw, db from pooled gradients, and let dy be what they add up to."""
         down, across = pooling.size
         rng = np.random.default_rng(3)
@@ -125,7 +125,9 @@ class Case:
             gradients = tuple(
                 np.ascontiguousarray(np.moveaxis(each.reshape(blocks), 2, -1)) for each in gradients
             )
-        return self.backward_weights(gradients=gradients, routed="lanes" if in_lanes else "planes")
+        return self.backward_weights(
+            has_bias=has_bias, gradients=gradients, routed="lanes" if in_lanes else "planes"
+        )
 
     def backward_data(self, by_filter, begin=0, end=None):
         window, (filters, _, rows, columns) = self.window, self.w.shape
@@ -312,6 +314,10 @@ def test_routed_gradients_in_bands_agree(name, in_lanes, monkeypatch):
 def test_without_bias_its_gradient_is_left_alone():
     _, db = Case("even", "float32").backward_weights(has_bias=False)
     assert np.isnan(db).all()
+    for in_lanes in (False, True):
+        pooling = kernels.Pooled((5, 5), 3, 2, 1)
+        _, db = Case("lanes", "float32").routed(pooling, 0.5, in_lanes, has_bias=False)
+        assert np.isnan(db).all()
 
 
 @pytest.mark.slow
