@@ -22,8 +22,9 @@ a step of its own, `winograd_filters`.
 Rounding, in float32 against float64, rms over the largest magnitude of the result, with 32 and with
 512 channels: 2e-7 and 5e-7 for F(4x4, 3x3), 3e-7 and 9e-7 for F(5x5, 3x3), 1.3e-6 and 5e-6 for
 F(7x7, 3x3), 6e-7 and 2e-6 for F(4x4, 5x5), 4e-7 and 1.6e-6 for F(7x7, 5x5), 9e-7 and 3.3e-6 for
-F(8x8, 5x5); weight gradients as with 32 (unfolding: 1e-7). A NaN or an infinity in x, w or dy
-reaches all that depends on it, and up to a tile around.
+F(8x8, 5x5); weight gradients, which sum over tiles, up to 4e-6 for F(7x7, 3x3) and 1e-6 for the
+others (unfolding: 1e-7). A NaN or an infinity in x, w or dy reaches all that depends on it, and up
+to a tile around.
 
 See Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR 2016.
 """

@@ -7,7 +7,8 @@ itself. An exception cannot cross compiled code, so it is stored and a status re
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from cgdnn.kernels._jit import ENTRY_TYPE
@@ -25,21 +26,31 @@ class PythonTasks:
         self.numbers: dict[str, float] = {}
         """What the slots among the arguments stand for, by name."""
         self._calls: dict[int, tuple[Callable[..., None], Sequence[Any]]] = {}
-        self._callback = ENTRY_TYPE(self._run)
+        # No method of this object, and no `ctypes.cast`, which lets the callback refer to itself: in
+        # a cycle, what the arguments are parts of, such as an arena, would stay in memory until the
+        # collector comes.
+        self._callback = ENTRY_TYPE(partial(_run, self._calls, self.numbers, self.raised))
 
     def add(self, task: int, function: Callable[..., None], arguments: Sequence[Any]) -> int:
         """Register the function of task number `task`; return the entry address."""
         self._calls[task] = (function, arguments)
-        address = ctypes.cast(self._callback, ctypes.c_void_p).value
+        address = ctypes.c_void_p.from_buffer(self._callback).value
         assert address is not None, "a callback has an address"
         return address
 
-    def _run(self, slots: int, _worker: int) -> int:
-        task = ctypes.c_int64.from_address(slots).value
-        function, arguments = self._calls[task]
-        try:
-            function(*(self.numbers[a.name] if isinstance(a, Slot) else a for a in arguments))
-        except BaseException as error:  # noqa: BLE001  it is raised again by the caller of the run
-            self.raised[task] = error
-            return FAILED
-        return 0
+
+def _run(
+    calls: Mapping[int, tuple[Callable[..., None], Sequence[Any]]],
+    numbers: Mapping[str, float],
+    raised: dict[int, BaseException],
+    slots: int,
+    _worker: int,
+) -> int:
+    task = ctypes.c_int64.from_address(slots).value
+    function, arguments = calls[task]
+    try:
+        function(*(numbers[a.name] if isinstance(a, Slot) else a for a in arguments))
+    except BaseException as error:  # noqa: BLE001  it is raised again by the caller of the run
+        raised[task] = error
+        return FAILED
+    return 0

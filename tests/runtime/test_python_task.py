@@ -1,4 +1,8 @@
 import ctypes
+import gc
+import weakref
+
+import numpy as np
 
 from cgdnn.kernels._jit import call_entry
 from cgdnn.layers._base import Slot
@@ -35,3 +39,15 @@ def test_exception_is_stored_and_gives_a_status():
     entry = tasks.add(0, explode, [])
     assert call(tasks, 0, entry) == FAILED
     assert isinstance(tasks.raised[0], KeyboardInterrupt)
+
+
+def test_what_the_arguments_lie_in_goes_with_the_program():
+    tasks, array = PythonTasks(), np.zeros(4)
+    tasks.add(0, print, [array[1:]])
+    owner = weakref.ref(array)
+    gc.disable()  # no collector is needed
+    try:
+        del tasks, array
+        assert owner() is None
+    finally:
+        gc.enable()
