@@ -26,9 +26,9 @@ class PythonTasks:
         self.numbers: dict[str, float] = {}
         """What the slots among the arguments stand for, by name."""
         self._calls: dict[int, tuple[Callable[..., None], Sequence[Any]]] = {}
-        # No method of this object, and no `ctypes.cast`, which lets the callback refer to itself: in
-        # a cycle, what the arguments are parts of, such as an arena, would stay in memory until the
-        # collector comes.
+        # No method of this object, and no `ctypes.cast`, which lets the callback refer to itself:
+        # in a cycle, what the arguments are parts of, such as an arena, would stay in memory until
+        # the collector comes.
         self._callback = ENTRY_TYPE(partial(_run, self._calls, self.numbers, self.raised))
 
     def add(self, task: int, function: Callable[..., None], arguments: Sequence[Any]) -> int:
