@@ -93,7 +93,7 @@ def plan_iteration(lowering: Lowering) -> Program:
         0,
         len(assembly.layers),
         update=update.works,
-        lent=lendable - values if training and not lowering.exceeds_caches else lendable,
+        lent=lendable if lowering.lends_values else lendable - values,
         carried=values,
     )
 

@@ -218,17 +218,15 @@ class Lowering:
     def _overwriting(self, works: list[Work], lent: Collection[tuple[int, str]]) -> list[Work]:
         """Let the first step that could add to a lent gradient only write it: nothing is there."""
         gradients = self._gradients(lent)
-
-        def written(argument: Argument) -> Argument:
-            if not isinstance(argument, Use) or root(argument.buffer) not in gradients:
-                return argument
-            return replace(argument, mode="write") if argument.mode == "update" else argument
-
         found = []
         for work in works:
-            arguments = [written(argument) for argument in work.step.arguments]
-            gradients -= {root(use.buffer) for use in arguments if isinstance(use, Use)}
-            found.append(replace(work, step=replace(work.step, arguments=arguments)))
+            uses = [use for use in work.step.arguments if isinstance(use, Use)]
+            first = gradients & {root(use.buffer) for use in uses}
+            gradients -= first
+            if first:
+                arguments = [_written_at_first(each, first) for each in work.step.arguments]
+                work = replace(work, step=replace(work.step, arguments=arguments))
+            found.append(work)
         return found
 
     def _apply(
@@ -449,7 +447,7 @@ class Lowering:
             ordered,
             successors,
             waits,
-            furthest(ordered) if self.exceeds_caches else urgency(ordered, successors),
+            furthest(ordered) if self._exceeds_caches else urgency(ordered, successors),
             placement.places,
             placement.arena_bytes,
             placement.scratch_bytes,
@@ -460,12 +458,17 @@ class Lowering:
         )
 
     @property
-    def exceeds_caches(self) -> bool:
-        """Whether the values of all blobs are larger than caches.
+    def lends_values(self) -> bool:
+        """Whether a run over all layers may be lent values, and what layers keep beside them.
 
-        Then tasks run depth first, and a run that trains may be lent values, too. In a small net
-        that would save little, and make tasks wait for each other.
+        In TEST, and where they are larger than caches. In a small net that trains it would save
+        little, and make tasks wait for each other.
         """
+        return self.assembly.graph.phase == "TEST" or self._exceeds_caches
+
+    @property
+    def _exceeds_caches(self) -> bool:
+        """Whether the values of all blobs are larger than caches."""
         homes = {root(blob.data) for blob in self.assembly.blobs}
         return sum(map(self.size_of, homes)) > _CACHED_BYTES
 
@@ -616,6 +619,13 @@ class _Choosing:
                 else self._lowering.estimate(index, which, candidate)
             )
         return self._times[key]
+
+
+def _written_at_first(argument: Argument, gradients: Collection[Buffer]) -> Argument:
+    """Return the argument; one that is to be added to one of these gradients only writes it."""
+    if isinstance(argument, Use) and root(argument.buffer) in gradients:
+        return replace(argument, mode="write") if argument.mode == "update" else argument
+    return argument
 
 
 def _written(work: Work) -> set[Buffer]:

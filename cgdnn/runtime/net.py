@@ -428,7 +428,7 @@ class Net:
         lendable, carried = set(), set()
         if lend and whole and last == count and ("backward" in parts or self.phase == "TEST"):
             lendable, carried = self._lendable["diff"], self._lendable["data"]
-            if self.phase == "TEST" or self.lowering.exceeds_caches:
+            if self.lowering.lends_values:
                 lendable = lendable | carried
             if "update" not in parts or accumulate:  # the gradients are added to, or read later
                 lendable = {entry for entry in lendable if entry[1] != "param_diff"}
